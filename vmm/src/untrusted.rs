@@ -33,6 +33,7 @@ pub fn answers(mut bytes: &[u8]) -> Option<String> {
         name: String::new(),
         runs: String::new(),
         pmu: String::new(),
+        leaves_out_entries: false,
         cpus: 1,
         memory: 0,
         started: 0,

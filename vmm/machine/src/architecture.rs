@@ -2,11 +2,12 @@
 
 use std::fmt::{self, Display};
 use std::io::Write;
+use std::rc::Rc;
 
 use devices::virtio::Transport;
 use serde::{Deserialize, Serialize};
 use vpmu::VirtualPmu;
-use vpmu_perf::PerfEvents;
+use vpmu_perf::{Entries, PerfEvents};
 
 use crate::kvm_error::Capability;
 use crate::memory::GuestRam;
@@ -85,6 +86,8 @@ pub enum VcpuPmu<W> {
 pub struct Emulated<W> {
     /// The virtual PMU.
     pub pmu: VirtualPmu<PerfEvents>,
+    /// The entries into the guest, on a host whose events count those.
+    pub entries: Option<Rc<Entries>>,
     /// What connects it to its vCPU.
     pub wiring: W,
 }
@@ -95,6 +98,15 @@ impl<W> VcpuPmu<W> {
         match self {
             Self::Emulated(emulated) => Some(&mut emulated.pmu),
             Self::None | Self::Kvm => None,
+        }
+    }
+
+    /// Says that the guest has run since the last call. Must be called after each `KVM_RUN`, before anything is read.
+    pub fn guest_ran(&self) {
+        if let Self::Emulated(emulated) = self
+            && let Some(entries) = &emulated.entries
+        {
+            entries.guest_ran();
         }
     }
 

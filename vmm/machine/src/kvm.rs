@@ -1,7 +1,5 @@
 //! Opens the host's KVM and checks its capabilities.
 
-mod stats;
-
 use std::io;
 
 use kvm_ioctls::{Cap, Kvm};
@@ -10,8 +8,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::arch::{Model, REQUIREMENTS};
 use crate::pmu::Choice;
 
-pub use self::stats::KvmStats;
 pub use crate::kvm_error::{API_VERSION, Capability, KvmError};
+pub use crate::kvm_stats::KvmStats;
 
 const DEVICE: &std::ffi::CStr = c"/dev/kvm";
 

@@ -15,6 +15,7 @@ mod exit;
 mod kernel;
 pub mod kvm;
 mod kvm_error;
+mod kvm_stats;
 mod loader;
 mod machine;
 mod memory;

@@ -15,7 +15,7 @@ use log::debug;
 use serde::{Deserialize, Serialize};
 use vpmu::event::Selection;
 use vpmu::policy::Policy;
-use vpmu_perf::Reservation;
+use vpmu_perf::{EntryTicks, Reservation};
 
 pub use crate::arch::{Choice, Model, Offer, Pmu, Processor, Unavailable};
 
@@ -84,6 +84,28 @@ impl Pmu {
         let Self::Emulated(_, host) = self else { return None };
         let warn = |error: &_| debug!("cannot keep the host's PMU in use: {error}");
         Reservation::new(host.pmu).inspect_err(warn).ok()
+    }
+
+    /// Finds out what each entry into the guest adds to counts of the host's PMU that backs this one. That takes some
+    /// milliseconds, and is the same until the host is booted again. Must be called on a thread that may open perf
+    /// events.
+    pub fn find_entry_ticks(self) -> Result<EntryTicks, String> {
+        match self {
+            Self::Emulated(_, host) => Model::find_entry_ticks(host).map_err(|unknown| unknown.to_string()),
+            Self::None | Self::Kvm => Ok(EntryTicks::default()),
+        }
+    }
+
+    /// Has what entries into the guest add left out of all counts.
+    pub fn leave_out(&mut self, ticks: EntryTicks) {
+        if let Self::Emulated(_, host) = self {
+            host.leave_out(ticks);
+        }
+    }
+
+    /// Returns whether the host counts entries into the guest, which are left out.
+    pub fn leaves_out_entries(self) -> bool {
+        matches!(self, Self::Emulated(_, host) if host.leaves_out() != EntryTicks::default())
     }
 
     /// Returns true if the kernel's accesses to this PMU reach Tally only after [`crate::Kernel::retarget`].

@@ -129,7 +129,7 @@ impl VcpuThread {
         self.handle_requests(pmu);
         loop {
             self.stopwatch.enters();
-            let exit = self.run.run(&self.board);
+            let exit = self.enter(pmu);
             let was_interrupted = matches!(exit, Exit::Interrupted);
             let ending = self.handle(exit, pmu);
             self.after_exit(pmu, was_interrupted)?;
@@ -139,6 +139,13 @@ impl VcpuThread {
                 Some(Err(reason)) => return Err(self.error(reason)),
             }
         }
+    }
+
+    /// Enters the guest, until it exits.
+    fn enter(&mut self, pmu: &ThreadPmu) -> Exit<ArchExit> {
+        let exit = self.run.run(&self.board);
+        pmu.pmu.guest_ran();
+        exit
     }
 
     /// Handles an exit. Returns how the machine ends, or why the vCPU cannot run any further.
@@ -263,7 +270,7 @@ impl VcpuThread {
         let mut quiet = 0;
         for _ in 0..MAX_EXITS {
             self.run.fd().set_kvm_immediate_exit(1);
-            let exit = self.run.run(&self.board);
+            let exit = self.enter(pmu);
             let was_interrupted = matches!(exit, Exit::Interrupted);
             if self.handle(exit, pmu).is_some() {
                 return Err(SaveError::Ended);

@@ -424,6 +424,7 @@ mod tests {
             name: name.into(),
             runs: "true".into(),
             pmu: "none".into(),
+            leaves_out_entries: false,
             cpus: 1,
             memory: 1 << 29,
             started: 0,

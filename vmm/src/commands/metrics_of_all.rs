@@ -164,6 +164,7 @@ mod tests {
             name: "web\",user=\"root".into(),
             runs: String::new(),
             pmu: String::new(),
+            leaves_out_entries: false,
             cpus: 1,
             memory: 0,
             started: 0,

@@ -1,5 +1,7 @@
-//! This process on its host: KVM, the terminal, what is printed, signals, and the lab beside the program.
+//! This process on its host: KVM, what its processor counts too much, the terminal, what is printed, signals, and the
+//! lab beside the program.
 
+pub mod entry_ticks;
 pub mod fact;
 pub mod kvm;
 pub mod lab;

@@ -20,6 +20,9 @@ pub struct Summary {
     pub runs: String,
     /// PMU that the guest sees.
     pub pmu: String,
+    /// The host counts entries into the guest, which are left out of what the guest counts.
+    #[serde(default)]
+    pub leaves_out_entries: bool,
     /// Number of vCPUs.
     pub cpus: u8,
     /// Size of the guest's memory, in bytes.

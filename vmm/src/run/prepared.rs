@@ -17,6 +17,7 @@ use super::host_resources::{self, HostResources};
 use super::started::ClientSockets;
 use crate::cli::Run;
 use crate::cli::policy;
+use crate::host::entry_ticks::Entries;
 use crate::host::kvm::{self, MediatedPmu, SYS_MODULE};
 use crate::host::signals;
 use crate::run::clients::metrics::{Metrics, Socket};
@@ -59,7 +60,7 @@ impl<'a> Prepared<'a> {
         let resources = host_resources::devices(options)?;
         let graph = options.flamegraph.as_deref().map(FlameGraph::new).transpose()?;
         let processor = pmu::processor();
-        let Offer { pmu, remarks } = match &saved {
+        let Offer { mut pmu, remarks } = match &saved {
             Some(saved) => saved.state.setup.pmu.offer(processor, &policy)?,
             None => offer(options.pmu, options.counters, processor, &policy)?,
         };
@@ -67,6 +68,7 @@ impl<'a> Prepared<'a> {
         let mediated = MediatedPmu::find(Path::new(SYS_MODULE))
             .map_or(String::new(), |mediated| format!(" where {mediated}"));
         info!(target: COUNTERS, "PMU: the guest sees {pmu} (--pmu {name}, on a host with {processor}{mediated})");
+        Entries::leave_out(&mut pmu).tell();
         let machine = Machine::empty(&kvm)?;
         let blueprint = Blueprint { options, kvm, cpus, processor, pmu, policy };
         let source = blueprint.source(saved)?;

@@ -146,6 +146,7 @@ fn opens_events(calls: &mut Calls) {
     calls.allow_if(libc::SYS_perf_event_open, &arguments);
     calls.allow_if(libc::SYS_tgkill, &[Argument { number: 2, is: Is::Equal(NONE) }]);
     fcntl(calls, &broker::FCNTL);
+    requests(calls, &broker::IOCTL);
     calls.allow(&broker::ANY);
 }
 

@@ -162,4 +162,6 @@ pub mod calls {
         [libc::SYS_ppoll, libc::SYS_read, libc::SYS_sendmsg, libc::SYS_close, libc::SYS_exit_group];
     /// Commands of `fcntl`: whom an event signals, and that it does.
     pub const FCNTL: [i32; 2] = [crate::request::F_SETOWN_EX, libc::F_SETFL];
+    /// Requests of `ioctl`: what a tracepoint's event counts.
+    pub const IOCTL: [u32; 1] = [perf_event_open_sys::bindings::SET_FILTER];
 }

@@ -1,35 +1,20 @@
 //! One perf event of a guest: opening it, reading it, setting its period.
 
-use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use perf_event_open_sys as sys;
 
+use crate::entries::Added;
 use crate::estimate::Estimate;
 use crate::host::HostPmu;
 use crate::page::{Page, ScheduledOut};
 use crate::request::{Encoded, Precedence, Purpose, Request, this_thread};
+use crate::system_calls::SystemCalls;
 use vpmu::event::{Event, Selection};
 use vpmu::report::BackingReport;
 use vpmu::source::{Count, FAR, Place};
-
-/// Number of system calls made for the events of a thread, which share it.
-#[derive(Clone, Default)]
-pub struct SystemCalls(Rc<Cell<u64>>);
-
-impl SystemCalls {
-    /// Returns the number of system calls so far.
-    pub fn count(&self) -> u64 {
-        self.0.get()
-    }
-
-    fn add(&self, calls: u64) {
-        self.0.set(self.0.get().wrapping_add(calls));
-    }
-}
 
 /// A pinned perf event that counts the thread that opened it. It must be used and dropped on that thread.
 pub struct PerfEvent {
@@ -52,6 +37,8 @@ pub struct PerfEvent {
     was_in_error: bool,
     /// Estimate of the counts that were missed without hardware, if it was asked for.
     estimate: Option<Estimate>,
+    /// What entries into the guest add to the count, if they do.
+    entries: Option<Added>,
     system_calls: SystemCalls,
 }
 
@@ -104,6 +91,7 @@ impl PerfEvent {
             attempts: Attempts::default(),
             was_in_error: false,
             estimate: None,
+            entries: None,
             system_calls,
         })
     }
@@ -119,6 +107,11 @@ impl PerfEvent {
             self.page = Page::map(&self.fd);
             self.system_calls.add(1);
         }
+    }
+
+    /// Leaves out of the count what entries into the guest add to it.
+    pub fn leave_out(&mut self, entries: Option<Added>) {
+        self.entries = entries;
     }
 
     /// Adds to the count, from now on, an estimate of what the event misses without hardware.
@@ -143,6 +136,9 @@ impl PerfEvent {
         }
         (self.base, self.last_count, self.enabled_before) = (state.count, state.count, state.enabled);
         (self.attempts, self.was_in_error, self.estimate) = (Attempts::default(), false, None);
+        if let Some(entries) = &mut self.entries {
+            entries.begin();
+        }
         self.unscheduled = state.enabled.saturating_sub(state.running);
         self.enable();
         Ok(())
@@ -152,7 +148,11 @@ impl PerfEvent {
     pub fn read(&mut self) -> Count {
         let count = self.read_exactly();
         let count = if self.estimate.is_some() { self.with_estimate(count) } else { count };
-        count.map(|number| number.saturating_sub(self.base))
+        let count = count.map(|number| number.saturating_sub(self.base));
+        match &mut self.entries {
+            Some(entries) => entries.take_off(count),
+            None => count,
+        }
     }
 
     fn read_exactly(&mut self) -> Count {

@@ -15,6 +15,7 @@
 //! - [`Needed`] and [`Rights`] say who may count a guest's kernel.
 //! - [`Reservation`] keeps the host's PMU in use while a guest's events come and go.
 //! - [`broker`] opens events in a process of its own, so that threads that run guests need no right to perf.
+//! - [`EntryTicks`] says what each entry into a guest adds to counts, which [`PerfEvents`] can leave out.
 //! - [`Attribution`] measures how much a vCPU's thread does in the guest, and how much in the host.
 //!
 //! # Example
@@ -47,6 +48,7 @@
 
 mod attribution;
 pub mod broker;
+mod entries;
 mod estimate;
 mod event;
 mod host;
@@ -60,22 +62,27 @@ mod probe;
 mod request;
 mod reservation;
 mod rights;
+mod system_calls;
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use self::event::{PerfEvent, SystemCalls};
+use self::entries::Added;
+use self::event::PerfEvent;
 use self::pairs::Pairs;
 use self::parked::Parked;
+use self::system_calls::SystemCalls;
 use vpmu::event::{Event, Selection};
 use vpmu::policy::{OnStarvation, Policy};
 use vpmu::report::BackingReport;
 use vpmu::source::{Backing, Count, FAR, Place, PolicyEffect, Refusal, Source};
 
 pub use self::attribution::{Attributed, Attribution, Reading, Work};
+pub use self::entries::{Entries, EntryTicks, Ticks};
 pub use self::host::{HostPmu, WATCHDOG, watchdog_hint};
 pub use self::obstacle::Obstacle;
 pub use self::page::{Page, ScheduledOut};
@@ -102,6 +109,8 @@ pub struct PerfEvents {
     existing: HashMap<Event, bool>,
     /// Is told of each event whose page cannot be mapped.
     on_unmapped: fn(&io::Error),
+    /// The entries into the guest, if events count those.
+    entries: Option<Rc<Entries>>,
 }
 
 /// Maximum number of events in [`PerfEvents::existing`]: a guest can ask for any number of events.
@@ -149,6 +158,7 @@ impl PerfEvents {
             estimates: false,
             existing: HashMap::new(),
             on_unmapped: |_| {},
+            entries: None,
         }
     }
 
@@ -157,6 +167,22 @@ impl PerfEvents {
     #[must_use]
     pub fn on_unmapped_page(self, report: fn(&io::Error)) -> Self {
         Self { on_unmapped: report, ..self }
+    }
+
+    /// Leaves entries into the guest out of all counts, on a host whose events count them ([`EntryTicks`]). `all`
+    /// returns the number of entries so far. `is_split` says that the guest's kernel has the upper half of the
+    /// addresses, and programs the lower one; otherwise, or if this process may not see tracepoints, entries stay in
+    /// counts of one privilege level. Also returns the entries, which are to be told of each time that the guest has
+    /// run.
+    #[must_use]
+    pub fn without_entries(
+        self,
+        ticks: EntryTicks,
+        all: impl Fn() -> Option<u64> + 'static,
+        is_split: bool,
+    ) -> (Self, Rc<Entries>) {
+        let entries = Rc::new(Entries::of_this_thread(ticks, all, is_split, self.system_calls.clone()));
+        (Self { entries: Some(Rc::clone(&entries)), ..self }, entries)
     }
 }
 
@@ -184,6 +210,7 @@ impl PerfEvents {
         if let Some(reason) = event.unmapped() {
             (self.on_unmapped)(reason);
         }
+        event.leave_out(self.entries.as_ref().and_then(|entries| Added::to(entries, selection)));
         Ok(event)
     }
 }

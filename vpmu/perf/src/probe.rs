@@ -2,9 +2,10 @@
 
 use std::io;
 
-use crate::event::{PerfEvent, SystemCalls};
+use crate::event::PerfEvent;
 use crate::host::HostPmu;
 use crate::request::Precedence;
+use crate::system_calls::SystemCalls;
 use vpmu::event::{Event, GenericEvent};
 
 /// An event that is always counted by a general counter. On x86-64 these are branches, for which no processor has a

@@ -1,6 +1,7 @@
 //! What this crate asks of `perf_event_open`: an event, the thread that it counts, and what it is for. The attributes
 //! of every event of this crate are made here.
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -46,6 +47,8 @@ pub enum Purpose {
     Reservation,
     /// It counts what its thread does on one side, if there is a free counter.
     Attribution(Side),
+    /// It counts the entries of its thread into a guest's user mode: the tracepoint of [`crate::entries`].
+    Entries,
 }
 
 /// Whether an event takes a counter from others.
@@ -130,6 +133,7 @@ impl Purpose {
                 // A host whose KVM gives its PMU to guests refuses events that count in guests while such a guest runs.
                 attr.set_exclude_guest(1);
             }
+            Self::Entries => {}
             Self::Attribution(Side::Guest) => attr.set_exclude_host(1),
             Self::Attribution(Side::Host) => attr.set_exclude_guest(1),
         }
@@ -153,6 +157,9 @@ impl Request {
         let event = unsafe { OwnedFd::from_raw_fd(fd) };
         if let Purpose::Counter { .. } = self.purpose {
             signal_thread(&event, self.thread)?;
+        }
+        if self.purpose == Purpose::Entries {
+            filter(&event, IN_USER_MODE)?;
         }
         Ok(event)
     }
@@ -178,6 +185,15 @@ fn signal_thread(event: &OwnedFd, thread: libc::pid_t) -> io::Result<()> {
     to_result(unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) })
 }
 
+/// What the tracepoint of entries is filtered by: the guest's instruction pointer is in the lower half.
+const IN_USER_MODE: &CStr = c"rip < 0x8000000000000000";
+
+/// Lets a tracepoint's event count only what passes a filter.
+fn filter(event: &OwnedFd, filter: &CStr) -> io::Result<()> {
+    // SAFETY: `filter` ends with a zero, and is only read.
+    to_result(unsafe { libc::ioctl(event.as_raw_fd(), sys::bindings::SET_FILTER.into(), filter.as_ptr()) })
+}
+
 fn to_result(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -193,7 +209,7 @@ pub fn this_thread() -> libc::pid_t {
 pub const WORDS: usize = 5;
 
 /// All purposes, with no period. Their numbers are how processes that were forked from one another name them.
-const PURPOSES: [Purpose; 12] = [
+const PURPOSES: [Purpose; 13] = [
     counter(Filter::User, Scope::Guest),
     counter(Filter::Kernel, Scope::Guest),
     counter(Filter::All, Scope::Guest),
@@ -206,6 +222,7 @@ const PURPOSES: [Purpose; 12] = [
     Purpose::Reservation,
     Purpose::Attribution(Side::Guest),
     Purpose::Attribution(Side::Host),
+    Purpose::Entries,
 ];
 
 const fn counter(filter: Filter, scope: Scope) -> Purpose {

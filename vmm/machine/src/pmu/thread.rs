@@ -60,7 +60,8 @@ impl ThreadPmu {
             Pmu::Kvm => VcpuPmu::Kvm,
             Pmu::Emulated(model, host) => {
                 info!("the guest's counters are backed by pinned perf events of this thread");
-                let mut emulated = Emulated::new(model, host, vcpu.id, vcpu.board.pmu_link(), vcpu.ram);
+                let mut emulated =
+                    Emulated::new(model, host, (vcpu.id, vcpu.fd), vcpu.board.pmu_link(), vcpu.ram);
                 emulated.pmu.set_policy(vcpu.policy);
                 VcpuPmu::Emulated(Box::new(emulated))
             }

@@ -12,6 +12,7 @@ use tally_machine::pmu::{Choice, Offer, Pmu, offer, processor};
 use vpmu::policy::Policy;
 
 use crate::arch::host;
+use crate::host::entry_ticks::Entries;
 use crate::host::{fact, kvm};
 use guests::{Guests, bare_metal, linux};
 use report::Report;
@@ -19,7 +20,7 @@ use report::Report;
 /// `tally check`: runs both guests and prints the report.
 pub fn check(choice: Choice, counters: Option<u32>) -> Result<ExitCode> {
     kvm::open(choice)?;
-    let Offer { pmu, remarks } = offer(choice, counters, processor(), &Policy::default())?;
+    let Offer { mut pmu, remarks } = offer(choice, counters, processor(), &Policy::default())?;
     let Pmu::Emulated(shown, _) = pmu else {
         match remarks.first() {
             Some(remark) => bail!("there is nothing to check: {remark}"),
@@ -34,6 +35,9 @@ pub fn check(choice: Choice, counters: Option<u32>) -> Result<ExitCode> {
     report.fact("guest", &shown.to_string())?;
     for remark in &remarks {
         report.fact("note", remark)?;
+    }
+    if let Some(says) = Entries::leave_out(&mut pmu).says() {
+        report.fact("note", says)?;
     }
     let guests = Guests::new(choice, counters, remarks)?;
     report.title("a program without an operating system")?;

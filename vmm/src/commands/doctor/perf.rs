@@ -8,6 +8,7 @@ use vpmu::policy::Policy;
 use vpmu_perf::{HostPmu, Needed, Obstacle, PARANOID, Rights, WATCHDOG, generic_events};
 
 use super::holders;
+use crate::host::entry_ticks::Entries;
 use crate::host::fact::Fact;
 use crate::host::kvm;
 
@@ -78,9 +79,11 @@ fn shown() -> Vec<Fact> {
         return Vec::new();
     }
     match offer(Choice::Auto, None, processor(), &Policy::default()) {
-        Ok(Offer { pmu: Pmu::Emulated(shown, _), remarks }) => {
+        Ok(Offer { pmu: mut pmu @ Pmu::Emulated(shown, _), remarks }) => {
             let good = Fact::good(about, format!("guests see {shown}"));
-            [good].into_iter().chain(remarks.into_iter().map(|remark| Fact::note(about, remark))).collect()
+            let remarks = remarks.into_iter().map(|remark| Fact::note(about, remark));
+            let entries = Entries::leave_out(&mut pmu).says().map(|says| Fact::note("entries", says));
+            [good].into_iter().chain(remarks).chain(entries).collect()
         }
         Ok(Offer { remarks, .. }) => remarks.into_iter().map(|remark| Fact::bad(about, remark)).collect(),
         Err(error) => vec![Fact::bad(about, error.to_string())],

@@ -93,6 +93,7 @@ fn measurement(seconds: u64) -> VmMeasurement {
             name: "perf".into(),
             runs: "perf stat \x1b[2J".into(),
             pmu: "AMD's PMU with PerfMonV2, 5 counters".into(),
+            leaves_out_entries: false,
             cpus: 1,
             memory: 1 << 30,
             started: 1_700_000_000,
@@ -116,6 +117,15 @@ fn status() -> VmStatus {
     let hardware = status.vcpus[0].hardware.as_mut().unwrap();
     hardware.holders = vec!["the NMI watchdog".into()];
     status
+}
+
+#[test]
+fn a_vm_whose_entries_are_left_out_says_so() {
+    let mut status = status();
+    status.about.leaves_out_entries = true;
+    let said = "5 counters, without the entries into the guest, which this host counts; vCPUs: 1";
+    let about = &text::lines(&status)[1];
+    assert!(about.contains(said), "{about}");
 }
 
 #[test]

@@ -46,8 +46,10 @@ fn headline(vm: &VmStatus) -> String {
 }
 
 fn about(vm: &VmStatus) -> String {
-    let Summary { pmu, cpus, memory, .. } = &vm.about;
-    format!("PMU: {pmu}; vCPUs: {cpus}; memory: {}", size(*memory))
+    let Summary { pmu, leaves_out_entries, cpus, memory, .. } = &vm.about;
+    let left_out =
+        if *leaves_out_entries { ", without the entries into the guest, which this host counts" } else { "" };
+    format!("PMU: {pmu}{left_out}; vCPUs: {cpus}; memory: {}", size(*memory))
 }
 
 fn listed(numbers: &[impl ToString]) -> String {

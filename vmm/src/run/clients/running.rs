@@ -89,6 +89,7 @@ impl Summary {
                 .unwrap_or_else(|| file.map_or("guest".into(), |file| file.to_string_lossy().into())),
             runs,
             pmu: pmu.to_string(),
+            leaves_out_entries: pmu.leaves_out_entries(),
             cpus,
             memory,
             started: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),

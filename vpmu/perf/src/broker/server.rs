@@ -12,8 +12,9 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use rustix::process::Pid;
 
 use super::{END, REQUEST};
+use crate::entries::tracepoint;
 use crate::host;
-use crate::request::{Request, WORDS};
+use crate::request::{Encoded, Purpose, Request, WORDS};
 
 /// The process that opens events.
 pub struct Server {
@@ -21,6 +22,8 @@ pub struct Server {
     process: Pid,
     /// The values of `type` that an event may have.
     types: Vec<u32>,
+    /// The tracepoint of entries into guests.
+    entries: Option<Encoded>,
     /// Its ends of the channels.
     channels: Vec<OwnedFd>,
 }
@@ -48,7 +51,8 @@ impl Drop for End {
 
 impl Server {
     pub fn new(process: Pid, channels: Vec<OwnedFd>) -> Self {
-        Self { process, types: host::event_types(Path::new(host::DEVICES)), channels }
+        let types = host::event_types(Path::new(host::DEVICES));
+        Self { process, types, entries: tracepoint(), channels }
     }
 
     /// Answers requests until nobody can send any. Never returns.
@@ -136,12 +140,20 @@ impl Server {
     /// Opens an event if this process may be asked for it.
     fn open(&self, request: &Request) -> io::Result<OwnedFd> {
         let refused = || io::Error::from_raw_os_error(libc::EACCES);
-        if !is_of_processor(request.event, &self.types) || !self.has(request.thread) {
+        if !self.is_for_guests(request) || !self.has(request.thread) {
             return Err(refused());
         }
         let event = request.open_directly()?;
         // The thread may have ended, and another process's thread may have its number.
         if self.has(request.thread) { Ok(event) } else { Err(refused()) }
+    }
+
+    /// Returns whether the event is one of the processor's, or the tracepoint of entries for what that is for.
+    fn is_for_guests(&self, request: &Request) -> bool {
+        match request.purpose {
+            Purpose::Entries => Some(request.event) == self.entries,
+            _ => is_of_processor(request.event, &self.types),
+        }
     }
 
     /// Returns whether the process has this thread. Signal 0 only asks.
@@ -182,13 +194,13 @@ fn ignore_signals() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::{Purpose, this_thread};
+    use crate::request::this_thread;
     use perf_event_open_sys::bindings::{PERF_COUNT_SW_DUMMY, PERF_TYPE_SOFTWARE};
     use rustix::process::getpid;
 
     /// Answers as the broker of this process would, and has software events, which every host has.
     fn server() -> Server {
-        Server { process: getpid(), types: vec![PERF_TYPE_SOFTWARE, 4], channels: Vec::new() }
+        Server { process: getpid(), types: vec![PERF_TYPE_SOFTWARE, 4], entries: None, channels: Vec::new() }
     }
 
     fn request(thread: libc::pid_t) -> Request {
@@ -229,6 +241,18 @@ mod tests {
             assert!(!is_of_processor(event, &types), "{event:x?}");
         }
         assert!(!is_of_processor((4, 1 << 21 | 0xc0), &types), "the other thread of the core");
+    }
+
+    #[test]
+    fn of_all_tracepoints_only_that_of_entries_is_opened_and_for_nothing_else() {
+        const TRACEPOINT: u32 = 2;
+        let server = Server { entries: Some((TRACEPOINT, 71)), ..server() };
+        let asks = |event, purpose| Request { event, purpose, ..request(this_thread()) };
+        let may_open = |event, purpose| server.is_for_guests(&asks(event, purpose));
+        assert!(may_open((TRACEPOINT, 71), Purpose::Entries));
+        assert!(!may_open((TRACEPOINT, 72), Purpose::Entries));
+        assert!(!may_open((4, 0xc0), Purpose::Entries));
+        assert!(!may_open((TRACEPOINT, 71), Purpose::Existence));
     }
 
     #[test]

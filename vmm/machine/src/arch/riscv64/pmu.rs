@@ -5,6 +5,7 @@
 
 mod offer;
 
+use std::convert::Infallible;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 
@@ -16,7 +17,7 @@ use vpmu::model::riscv::{Answer, NUM_COUNTERS, OVERFLOWS, Shape};
 use vpmu::policy::Policy;
 use vpmu::sbi_page::{Page, Shared};
 use vpmu::{Access, BeforeEntry, Cause, Injected, Outcome, Platform, VirtualPmu};
-use vpmu_perf::HostPmu;
+use vpmu_perf::{EntryTicks, HostPmu};
 use vpmu_retarget::riscv::{READ_COUNTER, READ_OVERFLOWS};
 
 use super::aia::Controllers;
@@ -49,6 +50,16 @@ pub type VcpuPmu = architecture::VcpuPmu<PmuWiring>;
 pub struct BackingPmu {
     /// The host PMU that backs the counters.
     pub pmu: HostPmu,
+}
+
+impl BackingPmu {
+    /// Does nothing: see [`Model::find_entry_ticks`].
+    pub(crate) fn leave_out(&mut self, _ticks: EntryTicks) {}
+
+    /// Returns what is left out for each entry: nothing.
+    pub(crate) fn leaves_out(self) -> EntryTicks {
+        EntryTicks::default()
+    }
 }
 
 impl Model {
@@ -106,6 +117,11 @@ impl Model {
         (pmu == Pmu::None).then_some("initcall_blacklist=riscv_pmu_legacy_devinit")
     }
 
+    /// Returns what entries into a guest add to counts: nothing that anybody has seen.
+    pub(crate) fn find_entry_ticks(_host: BackingPmu) -> Result<EntryTicks, Infallible> {
+        Ok(EntryTicks::default())
+    }
+
     /// Describes a selected event in the guest's terms.
     pub(crate) fn describe(self, _host: BackingPmu, selection: Selection) -> String {
         selection.to_string()
@@ -146,19 +162,19 @@ pub struct PmuWiring {
 
 impl Emulated {
     /// Creates the emulated PMU of this vCPU. Must be called on the vCPU's thread.
-    pub fn new(model: Model, host: BackingPmu, vcpu: u8, link: Link, ram: &GuestRam) -> Self {
+    pub fn new(model: Model, host: BackingPmu, (vcpu, _): (u8, &VcpuFd), link: Link, ram: &GuestRam) -> Self {
         let Link { controllers, pages } = link;
         let mut pmu = VirtualPmu::riscv(model.0, perf_events(host.pmu));
         let address = pages.and_then(|first| first.checked_add(u64::from(vcpu) * Page::STRIDE as u64));
         if let Some(page) = address.and_then(|address| InGuest::<Page>::at(address, &ram.mapped)) {
             pmu.share_sbi_page(Shared { memory: Box::new(page), number: vcpu });
         }
-        Self { pmu, wiring: PmuWiring { vcpu, controllers } }
+        Self { pmu, entries: None, wiring: PmuWiring { vcpu, controllers } }
     }
 
     /// Handles overflows and timers after an exit. See [`VirtualPmu::after_exit`].
     pub fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<BeforeEntry, KvmError> {
-        let Self { pmu, wiring: PmuWiring { vcpu, controllers } } = self;
+        let Self { pmu, wiring: PmuWiring { vcpu, controllers }, .. } = self;
         pmu.after_exit(cause, &mut Exited { vm, fd, vcpu: *vcpu, controllers })
     }
 }

@@ -13,7 +13,7 @@ use super::coalescing::Coalescing;
 use super::fingerprint::Fingerprint;
 use super::layout::{COM, VIRTIO, port};
 use super::loader::{Entry, Kernel};
-use super::pmu::Pmu;
+use super::pmu::{Link, Pmu};
 use super::state::{MachineState, VcpuState};
 use super::{cpuid, firmware, memory, registers, state};
 use crate::architecture::{self, FirstVirtio};
@@ -37,8 +37,8 @@ pub struct Board {
     pub memory: Arc<MmioBus>,
     /// Coalesced writes to the console.
     pub coalescing: Arc<Coalescing>,
-    /// True if the guest's kernel can access the PMU's registers without an exit (see [`vpmu::shared_page`]).
-    has_shared_pages: bool,
+    /// What a vCPU's emulated PMU needs from the board.
+    pmu_link: Link,
     /// Numbers of the MSRs that a snapshot has.
     msrs: Arc<[u32]>,
 }
@@ -109,7 +109,7 @@ impl Board {
             ports: Arc::new(ports(plan, console)?),
             memory: Arc::new(memory),
             coalescing: Arc::new(Coalescing::new(Arc::clone(vm), coalesce)?),
-            has_shared_pages: plan.kernel.pages.is_some(),
+            pmu_link: Link { has_shared_pages: plan.kernel.pages.is_some(), is_linux: linux },
             msrs: state::msrs(kvm)?.into(),
         })
     }
@@ -194,8 +194,8 @@ impl Board {
     }
 
     /// Returns what a vCPU's emulated PMU needs from the board.
-    pub fn pmu_link(&self) -> bool {
-        self.has_shared_pages
+    pub fn pmu_link(&self) -> Link {
+        self.pmu_link
     }
 
     /// Handles a guest's read from a device's register in memory (MMIO).

@@ -251,7 +251,7 @@ mod tests {
         const PV_TLB_FLUSH: u32 = 1 << 9;
         const INVLPGB: u32 = 1 << 3;
         let (pmu, _) = HostPmu::bind_thread().unwrap();
-        let host = BackingPmu { vendor: Vendor::Amd, pmu };
+        let host = BackingPmu::new(Vendor::Amd, pmu);
         let supported =
             CpuId::from_entries(&[amds(0xd), entry(0x4000_0001, 0), entry(0x8000_0008, 0)]).unwrap();
         for (pmu, expected) in [

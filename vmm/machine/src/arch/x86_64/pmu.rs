@@ -6,6 +6,7 @@
 
 mod branch;
 mod counters;
+mod entry_ticks;
 pub mod filter;
 pub mod guest_page;
 mod interrupt;
@@ -13,11 +14,12 @@ mod offer;
 mod rdpmc_in_programs;
 
 use std::fmt;
+use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 
 use kvm_bindings::KVM_CAP_PMU_CAPABILITY;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use log::trace;
+use log::{trace, warn};
 use serde::{Deserialize, Serialize};
 use vm_memory::GuestMemoryMmap;
 use vpmu::ebb::Thread;
@@ -30,7 +32,7 @@ use vpmu::x86::{
     DEBUGCTL, DEBUGCTL_IGNORED, DEBUGCTL_OF_KVM, FREEZE_PERFMON_ON_PMI, Leaf, NOT_PERMITTED, Vendor, is_rdpmc,
 };
 use vpmu::{Access, BeforeEntry, Cause, Injected, Outcome, Platform, VirtualPmu};
-use vpmu_perf::{HostPmu, PerfEvents};
+use vpmu_perf::{Entries, EntryTicks, HostPmu, PerfEvents};
 
 use super::host::Processor;
 use super::kvm;
@@ -39,7 +41,7 @@ use crate::architecture;
 use crate::kvm_error::{Capability, KvmError};
 use crate::memory::GuestRam;
 use crate::perf_events::perf_events;
-use crate::target::ACCESSES;
+use crate::target::{ACCESSES, COUNTERS};
 use branch::{Branching, RegisterSync};
 use guest_page::{PageCheck, guest_page};
 use interrupt::{Delivery, LvtEntry, PendingExceptions};
@@ -74,6 +76,34 @@ pub struct BackingPmu {
     pub vendor: Vendor,
     /// The processor's PMU.
     pub pmu: HostPmu,
+    /// What entries into the guest add to counts, as far as that was found out.
+    pub ticks: EntryTicks,
+}
+
+impl BackingPmu {
+    /// Creates the description of a host's PMU whose counts leave entries into the guest out.
+    pub(super) fn new(vendor: Vendor, pmu: HostPmu) -> Self {
+        Self { vendor, pmu, ticks: EntryTicks::default() }
+    }
+
+    /// Has what entries into the guest add left out of all counts.
+    pub(crate) fn leave_out(&mut self, ticks: EntryTicks) {
+        self.ticks = ticks;
+    }
+
+    /// Returns what is left out of all counts for each entry.
+    pub(crate) fn leaves_out(self) -> EntryTicks {
+        self.ticks
+    }
+}
+
+/// What a vCPU's emulated PMU needs from the board.
+#[derive(Debug, Clone, Copy)]
+pub struct Link {
+    /// The guest's kernel can access registers on a shared page.
+    pub has_shared_pages: bool,
+    /// The guest's kernel is Linux, which has the upper half of the addresses.
+    pub is_linux: bool,
 }
 
 impl Model {
@@ -94,8 +124,7 @@ impl Model {
     }
 
     /// Creates the virtual PMU of a vCPU, on the vCPU's own thread.
-    fn virtual_pmu(self, host: BackingPmu) -> VirtualPmu<PerfEvents> {
-        let source = perf_events(host.pmu);
+    fn virtual_pmu(self, host: BackingPmu, source: PerfEvents) -> VirtualPmu<PerfEvents> {
         match self {
             Self::Amd(version) => VirtualPmu::amd(version, host.vendor, source),
             Self::Intel(shape) => VirtualPmu::intel(shape, host.vendor, source),
@@ -123,6 +152,11 @@ impl Model {
         policy: &Policy,
     ) -> Result<Offer, Unavailable> {
         offer::offer(choice, counters, processor.0, policy)
+    }
+
+    /// Finds out what entries into a guest add to the counts of this PMU.
+    pub(crate) fn find_entry_ticks(host: BackingPmu) -> Result<EntryTicks, entry_ticks::Unknown> {
+        entry_ticks::of_this_host(host.vendor, host.pmu)
     }
 
     /// Determines whether this host can offer the PMU of a guest that was saved. With fewer free counters than the
@@ -290,22 +324,29 @@ pub struct PmuWiring {
 }
 
 impl Emulated {
-    /// Creates the emulated PMU of this vCPU. Must be called on the vCPU's thread. `has_shared_pages` says that the
-    /// guest's kernel can access registers on a shared page.
-    pub fn new(model: Model, host: BackingPmu, vcpu: u8, has_shared_pages: bool, ram: &GuestRam) -> Self {
-        let mut pmu = model.virtual_pmu(host);
-        let page = has_shared_pages.then(|| guest_page(vcpu, &ram.mapped));
+    /// Creates the emulated PMU of this vCPU. Must be called on the vCPU's thread.
+    pub fn new(
+        model: Model,
+        host: BackingPmu,
+        (vcpu, fd): (u8, &VcpuFd),
+        link: Link,
+        ram: &GuestRam,
+    ) -> Self {
+        let (source, entries) = without_entries(perf_events(host.pmu), host, fd, link);
+        let mut pmu = model.virtual_pmu(host, source);
+        let page = link.has_shared_pages.then(|| guest_page(vcpu, &ram.mapped));
         if let Some(page) = page.flatten() {
             pmu.share_page(Box::new(page));
         }
         let lvt = LvtEntry::new(model.on_delivery(), vcpu);
         let (page_check, memory) = (PageCheck::new(vcpu), ram.mapped.clone());
-        Self { pmu, wiring: PmuWiring { lvt, page_check, memory, register_sync: RegisterSync::default() } }
+        let wiring = PmuWiring { lvt, page_check, memory, register_sync: RegisterSync::default() };
+        Self { pmu, entries, wiring }
     }
 
     /// Handles overflows and timers after an exit. See [`VirtualPmu::after_exit`].
     pub fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<BeforeEntry, KvmError> {
-        let Self { pmu, wiring: PmuWiring { lvt, page_check, memory, register_sync } } = self;
+        let Self { pmu, wiring: PmuWiring { lvt, page_check, memory, register_sync }, .. } = self;
         let mut exited = Exited { vm, fd, lvt, page_check, memory, register_sync, branching: None };
         let next = pmu.after_exit(cause, &mut exited)?;
         let exceptions =
@@ -314,6 +355,24 @@ impl Emulated {
         register_sync.store(fd, next.branches_soon);
         Ok(next)
     }
+}
+
+/// Leaves entries into the guest out of what a vCPU's events count, if the host counts them.
+fn without_entries(
+    source: PerfEvents,
+    host: BackingPmu,
+    fd: &VcpuFd,
+    link: Link,
+) -> (PerfEvents, Option<Rc<Entries>>) {
+    if host.ticks == EntryTicks::default() {
+        return (source, None);
+    }
+    let Some(made) = entry_ticks::entries(fd) else {
+        warn!(target: COUNTERS, "this KVM does not say how often it enters the guest: counts include these entries");
+        return (source, None);
+    };
+    let (source, entries) = source.without_entries(host.ticks, made, link.is_linux);
+    (source, Some(entries))
 }
 
 /// A vCPU outside its guest, as the virtual PMU accesses it.
@@ -428,7 +487,7 @@ mod tests {
     fn what_tally_cannot_serve_is_not_in_cpuid() {
         let shape = intel::Shape { version: intel::Version::V5, general: 4, fixed: 3, absent: 0 };
         let (host_pmu, _) = HostPmu::bind_thread().expect("the thread may run");
-        let host = |vendor| BackingPmu { vendor, pmu: host_pmu };
+        let host = |vendor| BackingPmu::new(vendor, host_pmu);
         let amd = Pmu::Emulated(Model::Amd(amd::Version::V2(6)), host(Vendor::Amd));
         let intel = Pmu::Emulated(Model::Intel(shape), host(Vendor::Intel));
         let hidden = |pmu: Pmu, index| {

@@ -142,7 +142,7 @@ fn emulated(
     policy: &Policy,
 ) -> Result<Offer, Unavailable> {
     let (pmu, stays) = HostPmu::bind_thread().map_err(Unavailable::Cores)?;
-    let host = BackingPmu { vendor, pmu };
+    let host = BackingPmu::new(vendor, pmu);
     let (model, remark) = match choice {
         Choice::Intel => intel::model(Version::V5, choice.name(), counters, host, policy)?,
         Choice::IntelV2 => intel::model(Version::V2, choice.name(), counters, host, policy)?,

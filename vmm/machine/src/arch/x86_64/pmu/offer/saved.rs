@@ -15,7 +15,7 @@ pub fn offer(model: Model, vendor: Option<Vendor>, policy: &Policy) -> Result<Of
     let wanted = wanted(model).ok_or(Unavailable::Saved)?;
     let vendor = vendor.ok_or(Unavailable::Vendor("of a saved guest"))?;
     let (pmu, stays) = HostPmu::bind_thread().map_err(Unavailable::Cores)?;
-    let host = BackingPmu { vendor, pmu };
+    let host = BackingPmu::new(vendor, pmu);
     if let Model::Intel(Shape { absent, .. }) = model {
         let lost = intel::absent_events(host) & !absent;
         if lost != 0 {

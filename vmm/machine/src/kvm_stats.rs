@@ -40,6 +40,12 @@ impl KvmStats {
         Some(Self { file, offsets })
     }
 
+    /// Returns what reads the statistic of this name.
+    pub fn counter(self, name: &str) -> Option<impl Fn() -> Option<u64> + 'static> {
+        let offset = self.offsets.iter().find(|(one, _)| one == name)?.1;
+        Some(move || read_u64(&self.file, offset).ok())
+    }
+
     /// Reads the current values. Returns them by KVM's names.
     pub fn read(&self) -> io::Result<BTreeMap<String, u64>> {
         self.offsets.iter().map(|(name, offset)| Ok((name.clone(), read_u64(&self.file, *offset)?))).collect()
@@ -121,8 +127,9 @@ mod tests {
         let (peak, seconds) = (2, 0x20);
         let file = file(&[(0, "exits", 7), (peak, "depth", 3), (seconds, "wait", 4), (0, "io_exits", 5)]);
         let offsets = offsets(&file).unwrap();
-        let stats = KvmStats { file, offsets }.read().unwrap();
-        assert_eq!(stats, BTreeMap::from([("exits".into(), 7), ("io_exits".into(), 5)]));
+        let stats = KvmStats { file, offsets };
+        assert_eq!(stats.read().unwrap(), BTreeMap::from([("exits".into(), 7), ("io_exits".into(), 5)]));
+        assert_eq!(stats.counter("io_exits").and_then(|read| read()), Some(5));
     }
 
     #[test]
