@@ -60,6 +60,9 @@ static struct record {
     struct range at, value;
 } records[PROCESSORS];
 
+// By how much the interrupts of counter 0 were late on the first processor, in what it counts.
+static uint32_t lateness[4096], lateness_known;
+
 static void take_overflow(const struct frame *frame) {
     struct record *record = &records[this_processor()];
     record->interrupts++;
@@ -72,6 +75,8 @@ static void take_overflow(const struct frame *frame) {
         write_counter(i, (uint32_t)value % plan.period - (uint64_t)plan.period);
         record->overflows++;
         widen(&record->value, value >> 32 ? ~0u : (uint32_t)value);
+        if (i == 0 && record == records && lateness_known < sizeof lateness / sizeof *lateness)
+            lateness[lateness_known++] = value >> 32 ? ~0u : (uint32_t)value;
     }
     if (pmu.has_global_registers) {
         uint64_t status = read_msr(pmu.global_status);
@@ -131,7 +136,7 @@ static void overflow(void) {
     apic_write(APIC_LVT_PMU, LVT_MASKED);
 }
 
-void take_overflows(const char *at) {
+static void take_planned_overflows(const char *at) {
     const char *rest = 0;
     for (uint32_t i = 0; i < sizeof deliveries / sizeof *deliveries && !rest; i++) {
         plan.delivery = &deliveries[i];
@@ -147,10 +152,14 @@ void take_overflows(const char *at) {
     if (!plan.counters) plan.counters = 1;
     if (!plan.select) plan.select = SELECT_ON | SELECT_INTERRUPT | SELECT_USER | EVENT_INSTRUCTIONS;
     find_pmu();
+    lateness_known = 0;
     set_pmu_handler(take_overflow);
     on_all_processors(overflow);
     set_pmu_handler(no_pmu_interrupt);
+}
 
+void take_overflows(const char *at) {
+    take_planned_overflows(at);
     for (const struct record *record = records; record < records + processors(); record++) {
         print("pmi "); print_decimal(record->interrupts);
         print(" interrupts, "); print_decimal(record->overflows);
@@ -161,4 +170,20 @@ void take_overflows(const char *at) {
         print(", entry "); print_hex(record->entry, 8);
         print(", "); print_decimal(record->late); print(" late\n");
     }
+}
+
+void measure_lateness(const char *at) {
+    take_planned_overflows(at);
+    uint32_t known = lateness_known;
+    for (uint32_t i = 1; i < known; i++) {
+        uint32_t one = lateness[i], place = i;
+        for (; place && lateness[place - 1] > one; place--) lateness[place] = lateness[place - 1];
+        lateness[place] = one;
+    }
+    print("late "); print_decimal(known);
+    if (known) {
+        const uint32_t shown[] = {0, known / 2, known - 1 - known / 100, known - 1};
+        for (uint32_t i = 0; i < 4; i++) { put_char(' '); print_decimal(lateness[shown[i]]); }
+    }
+    put_char('\n');
 }

@@ -89,6 +89,7 @@ void write_msr(uint32_t msr, uint64_t value);
 // counting.c: the words that count.
 void count(const char *at, void (*loop)(uint32_t rounds));
 void take_overflows(const char *at);
+void measure_lateness(const char *at);
 
 // hostile.c: words that do what a well-behaved guest would not.
 void fuzz_msrs(const char *at);

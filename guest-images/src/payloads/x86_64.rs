@@ -32,6 +32,7 @@
 /// | `count=HIGH:LOW,N,COUNTER` | counts during `loop=N`: `count N VALUE`, which includes some instructions around the loop |
 /// | `count-user=HIGH:LOW,N,COUNTER` | the same in user mode, where exactly 2 × N + 1 instructions run |
 /// | `pmi=HOW,N,PERIOD,COUNTERS,HIGH:LOW,OTHERS,HIGH:LOW` | N overflows, PERIOD instructions apart, of a loop in user mode; see below |
+/// | `late=` the same | the same, but prints by how much the interrupts of counter 0 came late, in what it counts: `late N LEAST MEDIAN P99 MOST` |
 /// | `fuzz-msrs=SEED,N` | writes 76 patterns to every PMU register of either vendor, and N random values: `fuzz-msrs WRITES writes, FAULTS faults, N surprises`, preceded by `surprise REGISTER WRITTEN READ` for each result that differs from the manual, RDPMC included |
 /// | `flood=PERIOD,N` | lets all counters overflow every PERIOD instructions (random periods from 1 to 16 if PERIOD is 0), also in the handler, for ever or for N interrupts: `flood over` |
 /// | `rearm=N` | lets a counter overflow for ever or N times, with the interrupt masked: `rearm over` |

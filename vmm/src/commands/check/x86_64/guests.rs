@@ -63,7 +63,7 @@ impl Guests {
 const ROUNDS: u64 = 10_000_000;
 /// Number of overflows, and the instructions between two of them.
 const OVERFLOWS: u64 = 1000;
-const PERIOD: u64 = 20_000;
+const PERIOD: u64 = 50_000;
 
 /// Counts in user mode with each counter, and takes overflows.
 pub fn bare_metal(guests: &Guests, model: Model, report: &mut Report) -> Result<()> {
@@ -76,7 +76,8 @@ pub fn bare_metal(guests: &Guests, model: Model, report: &mut Report) -> Result<
     let counters = counters(model);
     let count = |counter| format!("count-user={INSTRUCTIONS},{ROUNDS},{counter}");
     let counts: Vec<String> = (0..counters.len()).map(count).collect();
-    let words = format!("{} {} pmi=nmi,{OVERFLOWS},{PERIOD}", enabling(model), counts.join(" "));
+    let words =
+        format!("{} {} pmi=nmi,{OVERFLOWS},{PERIOD} {}", enabling(model), counts.join(" "), late(model));
     let said = guests.run(&["--kernel", &path, "--append", &words], ENDED, report)?;
 
     let mut counts = said.lines().filter_map(|line| line.strip_prefix("count ")?.split(' ').nth(1));
@@ -91,7 +92,34 @@ pub fn bare_metal(guests: &Guests, model: Model, report: &mut Report) -> Result<
     };
     report.count(&format!("overflows, {PERIOD} instructions apart"), number(" overflows"), OVERFLOWS)?;
     report.count("their NMIs", number(" interrupts"), OVERFLOWS)?;
+    for (what, line) in UNITS.into_iter().zip(said.lines().filter_map(|line| line.strip_prefix("late "))) {
+        report.measured(&format!("NMIs come late by so many {what}"), &lateness(line))?;
+    }
     Ok(())
+}
+
+/// What lateness is measured in.
+const UNITS: [&str; 2] = ["instructions", "branches"];
+
+/// Returns the words that measure how late interrupts are, with the event of each of the [`UNITS`].
+fn late(model: Model) -> String {
+    let branches = match model {
+        Model::Amd(_) => 0xc2,
+        Model::Intel(_) => 0xc4,
+    };
+    // It is on, interrupts, and counts user mode.
+    let word = |event| format!("late=nmi,{OVERFLOWS},{PERIOD},1,0:{:#x}", 0x51_0000 | event);
+    [0xc0, branches].map(word).join(" ")
+}
+
+/// Returns how late they were: the number of interrupts, the least, the median, the 99th percentile, the most.
+fn lateness(line: &str) -> String {
+    match line.split(' ').collect::<Vec<_>>()[..] {
+        [number, least, median, most_of_them, most] => {
+            format!("{least} to {most}, median {median}, 99 % at most {most_of_them} ({number} NMIs)")
+        }
+        _ => "nothing was late".to_owned(),
+    }
 }
 
 /// Returns the bare-metal program in an unlinked file, which is gone when this process ends.

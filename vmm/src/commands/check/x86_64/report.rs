@@ -68,6 +68,11 @@ impl Report {
         writeln!(self.out, "  {what:44} {found:>10} of {right:<10} {said}")
     }
 
+    /// Prints what was measured, to which nothing is compared.
+    pub fn measured(&mut self, what: &str, found: &str) -> io::Result<()> {
+        writeln!(self.out, "  {what:44} {found}")
+    }
+
     /// Prints the sums and returns the exit status.
     pub fn conclude(mut self) -> io::Result<ExitCode> {
         let Self { exact, close, wrong, .. } = self;
