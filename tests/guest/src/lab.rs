@@ -15,7 +15,7 @@ use guest_images::cache::Cache;
 use guest_images::{Arch, Progress, Release, Suite};
 use tally_lab::{Core, HostPmu, Scenario, cross, default_host};
 
-use crate::host::{self, Host};
+use crate::host::{self, Host, Silicon};
 use crate::{payload, program, suite};
 
 /// Exit status and output of one step.
@@ -119,12 +119,15 @@ pub struct Results(BTreeMap<String, StepOutput>);
 pub struct OnEachHost<T = Results> {
     amd: LazyLock<T>,
     intel: LazyLock<T>,
+    /// On the hosts whose PMUs misbehave, in the order of [`Silicon::ALL`].
+    silicon: [LazyLock<T>; Silicon::ALL.len()],
 }
 
 impl<T> OnEachHost<T> {
     /// Creates the results of a function, which is called on the thread of a test.
     pub const fn new(run: fn() -> T) -> Self {
-        Self { amd: LazyLock::new(run), intel: LazyLock::new(run) }
+        let silicon = [LazyLock::new(run), LazyLock::new(run)];
+        Self { amd: LazyLock::new(run), intel: LazyLock::new(run), silicon }
     }
 }
 
@@ -133,9 +136,10 @@ impl<T> Deref for OnEachHost<T> {
 
     /// Returns the results on the current test's host.
     fn deref(&self) -> &T {
-        match host::current() {
-            Host::Amd => &self.amd,
-            Host::Intel => &self.intel,
+        match (host::current(), host::silicon()) {
+            (_, Some(silicon)) => &self.silicon[silicon as usize],
+            (Host::Amd, None) => &self.amd,
+            (Host::Intel, None) => &self.intel,
         }
     }
 }
@@ -179,16 +183,16 @@ impl Steps {
 
     fn of(arch: Arch, name: &'static str) -> Self {
         let host = host::current();
-        let name = match host {
-            Host::Amd => name,
-            Host::Intel => Box::leak(format!("intel::{name}").into_boxed_str()),
-        };
-        let (changes, guest_programs, names) = (Vec::new(), Vec::new(), Vec::new());
+        let silicon = host::silicon();
+        let prefix = silicon.map(Silicon::name).or((host == Host::Intel).then_some("intel"));
+        let name = prefix.map_or(name, |prefix| Box::leak(format!("{prefix}::{name}").into_boxed_str()));
+        let changes = silicon.map(|silicon| Box::new(move |host| silicon.configure(host)) as Change);
+        let (guest_programs, names) = (Vec::new(), Vec::new());
         Self {
             name,
             arch,
             host,
-            changes,
+            changes: changes.into_iter().collect(),
             guest_programs,
             script: host::prelude().to_owned(),
             last: "",

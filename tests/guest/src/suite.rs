@@ -19,7 +19,7 @@ use guest_images::cache::Cache;
 use libtest_mimic::{Arguments, Failed, Trial};
 use tally_lab::cores::{self, Durations};
 
-use crate::host::{self, Host};
+use crate::host::{self, Host, Silicon};
 
 /// A test: a function that panics if the statement in its name is false.
 #[derive(Clone, Copy)]
@@ -28,6 +28,7 @@ pub struct Test {
     run: fn(),
     tier: Tier,
     host: Host,
+    silicon: Option<Silicon>,
 }
 
 /// Decides when a test runs.
@@ -47,7 +48,7 @@ impl Test {
     pub fn new(path: &'static str, run: fn()) -> Self {
         // The first part of the path is the name of the test program.
         let name = path.split_once("::").map_or(path, |(_, name)| name);
-        Self { name, run, tier: Tier::First, host: Host::Amd }
+        Self { name, run, tier: Tier::First, host: Host::Amd, silicon: None }
     }
 
     fn trial(self) -> Trial {
@@ -59,9 +60,10 @@ impl Test {
     /// Runs the test in a thread with the test's name, so that messages and the hosts that the test boots have this
     /// name.
     fn run_in_own_thread(self) -> Result<(), Failed> {
-        let Self { name, run, tier, host } = self;
+        let Self { name, run, tier, host, silicon } = self;
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
             host::set(host);
+            host::set_silicon(silicon);
             run();
         });
         thread.expect("threads can be made").join().map_err(|panic| {
@@ -93,6 +95,28 @@ pub fn third_tier(tests: Vec<Test>) -> Vec<Test> {
 pub fn on_intel(tests: Vec<Test>) -> Vec<Test> {
     let named = |name| &*Box::leak(format!("intel::{name}").into_boxed_str());
     tests.into_iter().map(|test| Test { name: named(test.name), host: Host::Intel, ..test }).collect()
+}
+
+/// Returns tests that run the same functions on an AMD host whose PMU misbehaves as those of real processors do, as
+/// `zen2::NAME` or `zen4::NAME`.
+pub fn on_silicon(silicon: Silicon, tests: Vec<Test>) -> Vec<Test> {
+    let named = |name| &*Box::leak(format!("{}::{name}", silicon.name()).into_boxed_str());
+    let on = |test: Test| Test { name: named(test.name), silicon: Some(silicon), ..test };
+    tests.into_iter().map(on).collect()
+}
+
+/// Returns the tests without some, by the last part of their names.
+///
+/// # Panics
+/// If there is none of a name.
+#[must_use]
+pub fn except(mut tests: Vec<Test>, names: &[&str]) -> Vec<Test> {
+    for name in names {
+        let before = tests.len();
+        tests.retain(|test| test.name.rsplit("::").next() != Some(name));
+        assert_ne!(tests.len(), before, "there is no test {name}");
+    }
+    tests
 }
 
 /// Number of groups that are listed at the end of a run.

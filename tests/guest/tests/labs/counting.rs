@@ -26,7 +26,7 @@ pub fn tests() -> Vec<Test> {
     [of_programs(), of_events(), on_intels].concat()
 }
 
-fn of_events() -> Vec<Test> {
+pub fn of_events() -> Vec<Test> {
     tests![
         a_guest_has_the_named_events_that_its_host_has,
         perf_lists_the_named_events_that_a_guest_has,
@@ -35,7 +35,7 @@ fn of_events() -> Vec<Test> {
     ]
 }
 
-fn of_programs() -> Vec<Test> {
+pub fn of_programs() -> Vec<Test> {
     tests![
         a_program_of_known_length_is_counted_exactly,
         six_events_in_a_group_are_all_exact,

@@ -39,6 +39,7 @@ mod rr;
 mod sampling;
 mod sandbox;
 mod self_test;
+mod silicon;
 mod snapshots;
 mod starvation;
 mod stock;
@@ -91,6 +92,7 @@ fn main() -> ExitCode {
         sampling::tests,
         sandbox::tests,
         self_test::tests,
+        silicon::tests,
         snapshots::tests,
         starvation::tests,
         stock::tests,

@@ -18,7 +18,7 @@ pub fn tests() -> Vec<Test> {
     [on_any_host(), of_amds_pmu, second_tier(of_intels_pmu), third_tier(on_intels_host)].concat()
 }
 
-fn on_any_host() -> Vec<Test> {
+pub fn on_any_host() -> Vec<Test> {
     tests![
         only_a_tiers_events_are_counted,
         a_period_below_the_minimum_is_raised_to_it,

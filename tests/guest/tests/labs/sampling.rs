@@ -28,7 +28,7 @@ pub fn tests() -> Vec<Test> {
     [on_any_host(), second_tier([storms, on_intel(on_any_host())].concat())].concat()
 }
 
-fn on_any_host() -> Vec<Test> {
+pub fn on_any_host() -> Vec<Test> {
     tests![
         the_number_of_samples_is_the_count_divided_by_the_period,
         with_a_frequency_no_event_is_lost_between_samples,

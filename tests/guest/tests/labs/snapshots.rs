@@ -2,10 +2,9 @@
 //! One host for all of them, some 12 guests and 30 restored ones: four minutes of a core.
 
 use std::collections::BTreeSet;
-use std::sync::LazyLock;
 
 use guest_images::Suite;
-use guest_tests::lab::{Results, SAVED_GUESTS, StepOutput, Steps, with_installed_kernel};
+use guest_tests::lab::{OnEachHost, SAVED_GUESTS, StepOutput, Steps, with_installed_kernel};
 use guest_tests::programs::{TRACK, TRACK_INSTRUCTIONS};
 use guest_tests::suite::{Test, second_tier};
 use guest_tests::tests;
@@ -44,7 +43,7 @@ const GAP: u64 = 3;
 /// PMUs of an AMD host beside the default one.
 const PMUS: [&str; 3] = ["amd-legacy", "intel", "intel-v2"];
 
-static RESULTS: LazyLock<Results> = LazyLock::new(|| {
+static RESULTS: OnEachHost = OnEachHost::new(|| {
     // The clock is looked at before and after both.
     let measure = format!(
         "echo ready; date +%s; perf stat -x, -e instructions:u,task-clock ./track 2>&1; \

@@ -22,7 +22,7 @@ pub fn tests() -> Vec<Test> {
     [on_any_host(), third_tier(on_intel(on_any_host()))].concat()
 }
 
-fn on_any_host() -> Vec<Test> {
+pub fn on_any_host() -> Vec<Test> {
     tests![
         starvation_is_reported_within_a_tenth_of_a_second,
         each_starved_counter_is_reported_with_its_event,

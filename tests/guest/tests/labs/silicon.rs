@@ -1,0 +1,209 @@
+//! Hosts whose PMUs misbehave as those of real processors do: an overflow's interrupt comes thousands of instructions
+//! late, or twice, or right after an exit; two overflows share one; each entry into a guest counts as something that
+//! the guest does; reserved bits are set. `vmm/lab/cpu/README.md` has the list, and `docs/silicon.md` what is exact all
+//! the same.
+//!
+//! There are tests of this module's own, on one host of a minute of a core, and those of other modules.
+
+use guest_images::payloads::{LOOP_BRANCHES, LOOP_INSTRUCTIONS};
+use guest_tests::host::{self, Silicon};
+use guest_tests::lab::{OnEachHost, Steps};
+use guest_tests::suite::{self, Test, except, on_silicon, second_tier};
+use guest_tests::tests;
+use tally_lab::programs::LOOP;
+
+use super::{counting, features, policy, rr, sampling, snapshots, starvation, turns};
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    let first = [own(), of_programs(), of_starvation()].concat();
+    let others = [
+        counting::of_events(),
+        of_samples(),
+        turns::on_x86(),
+        of_features(),
+        except(policy::on_any_host(), &["a_period_below_the_minimum_is_raised_to_it"]),
+        rr::on_any_host(),
+        except(snapshots::tests(), &["over_ten_snapshots_no_count_and_no_sample_is_lost_or_made_up"]),
+    ]
+    .concat();
+    [
+        on_silicon(Silicon::Zen2, first.clone()),
+        second_tier(on_silicon(Silicon::Zen2, others.clone())),
+        second_tier(on_silicon(Silicon::Zen4, [first, others].concat())),
+    ]
+    .concat()
+}
+
+fn own() -> Vec<Test> {
+    tests![
+        the_host_sees_the_mistakes_and_copes,
+        entries_are_left_out_of_what_a_guest_counts,
+        as_many_samples_are_taken_as_counts_and_periods_say,
+        tallys_check_measures_how_late_interrupts_are,
+        no_interrupt_is_one_that_nobody_wants,
+        leaving_entries_out_costs_little,
+    ]
+}
+
+/// The host counts the entries into its guests.
+fn of_programs() -> Vec<Test> {
+    except(counting::of_programs(), &["guest_and_host_agree_to_the_instruction"])
+}
+
+/// The others are of guests that are no Linux, and count user mode alone, or are about the places of samples.
+fn of_starvation() -> Vec<Test> {
+    const OTHERS: [&str; 4] = [
+        "counts_before_and_after_starvation_are_exact",
+        "no_counted_overflow_is_lost",
+        "perfs_samples_in_linux_stay_a_period_apart_after_starvation",
+        "counters_that_keep_their_hardware_miss_nothing",
+    ];
+    except(starvation::on_any_host(), &OTHERS)
+}
+
+/// The others are about the places of samples.
+fn of_samples() -> Vec<Test> {
+    const PLACES: [&str; 5] = [
+        "the_number_of_samples_is_the_count_divided_by_the_period",
+        "with_a_frequency_no_event_is_lost_between_samples",
+        "with_a_frequency_the_periods_of_six_events_add_up_to_their_counts",
+        "functions_have_the_right_shares_of_samples",
+        "samples_have_call_chains",
+    ];
+    except(sampling::on_any_host(), &PLACES)
+}
+
+/// The others say at which instruction an overflow is, which they do not on the host either.
+fn of_features() -> Vec<Test> {
+    const PLACES: [&str; 8] = [
+        "every_overflow_is_a_sample_at_its_instruction",
+        "all_counters_may_overflow_at_once",
+        "two_sampled_events_do_not_disturb_each_other",
+        "a_changed_period_holds_at_once",
+        "a_counter_can_stop_at_its_overflow",
+        "a_sample_has_the_counts_of_a_group",
+        "a_buffer_that_is_read_loses_nothing",
+        "a_self_monitoring_thread_gets_its_signals",
+    ];
+    except(features::on_x86(), &PLACES)
+}
+
+/// PMUs of the guests whose overflows are counted.
+fn pmus() -> &'static [&'static str] {
+    if suite::runs_second_tier() { &["amd", "amd-legacy", "intel", "intel-v2"] } else { &["amd", "intel"] }
+}
+
+/// Periods that are longer than the longest skid.
+const PERIODS: [u64; 3] = [50_000, 100_000, 1_000_000];
+
+/// Stops a kernel that has an NMI which nobody wants.
+const STRICT: &str = "echo 1 >/proc/sys/kernel/unknown_nmi_panic";
+const COMPLAINTS: &str = "dmesg | grep -iE 'uhhuh|unknown nmi|dazed|irq loop|spurious'";
+
+/// Rounds of two instructions, and the instructions of the rest of what the guest counts.
+const ROUNDS: u64 = 10_000_000;
+const REST: u64 = 0x34;
+
+/// Prints what the host executes for a guest's samples: with entries left out, and as if the host did not count them.
+const COST: &str = "\
+numbers=$(ls ~/.cache/tally/entry-ticks-*/numbers) kept=$(cat $numbers)
+for ticks in \"$kept\" '0 0 0 0 0 0'; do
+    chmod u+w $numbers; echo $ticks >$numbers
+    perf stat -x, -o counted -e instructions:H ./tally run --kernel payload --append 'pmi=nmi,4000,50000' >said
+    grep -q '4000 overflows' said && grep -o '^[0-9]*,' counted | tr -d ,
+done
+echo $kept >$numbers
+";
+/// Number of these samples.
+const SAMPLES: u64 = 4000;
+/// The most instructions that leaving entries out costs a sample: a system call for each of its exits.
+const COST_OF_A_SAMPLE: u64 = 8000;
+
+static RESULTS: OnEachHost = OnEachHost::new(|| {
+    let places = "perf record -q -o data -c 100000 -e instructions:u ./long 2>/dev/null; \
+                  perf script -i data -F ip | sort | uniq -c | awk '{ n += $1 } END { print NR, n }'";
+    let steps = Steps::new("silicon")
+        .configure_host(|host| host.program(LOOP, "long"))
+        .step("places", &format!("{STRICT}; {places}"))
+        .step("doctor", "./tally doctor | grep entries")
+        .bare_metal("sum", "", &format!("timer=100 count=0:0x4300c0,{ROUNDS},0"))
+        .step("check", "./tally check")
+        .step("cost", COST);
+    let steps = pmus().iter().fold(steps, |steps, pmu| {
+        let sampled = PERIODS.map(|period| {
+            format!(
+                "perf record -q -o /tmp/data -c {period} -e instructions:u /lib/tally/loop 2>/dev/null; \
+                 perf script -i /tmp/data -F period | wc -l"
+            )
+        });
+        let counted = "perf stat -x, -o /tmp/stat -e instructions:u,branches:u /lib/tally/loop; \
+                       grep -o '^[0-9]*,' /tmp/stat | tr -d ,";
+        let limits = "echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent";
+        let script = [STRICT, limits, counted, &sampled.join("; "), COMPLAINTS, "exit 0"].join("; ");
+        steps.step(pmu, &format!("./tally run --pmu {pmu} -- sh -c \"{script}\""))
+    });
+    steps.step("complaints", &format!("{COMPLAINTS}; exit 0")).run()
+});
+
+fn the_host_sees_the_mistakes_and_copes() {
+    let text = RESULTS.of("places").text();
+    let numbers: Vec<u64> = text.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+    let [places, samples] = numbers[..] else { panic!("{text}") };
+    assert_eq!(samples, 2000);
+    assert!(places > 1, "without mistakes, all samples are at the same of the loop's two instructions");
+}
+
+fn entries_are_left_out_of_what_a_guest_counts() {
+    let doctor = RESULTS.of("doctor").text();
+    assert!(doctor.contains("counts each entry into a guest"), "{doctor}");
+    let sum = RESULTS.of("sum");
+    let expected = format!("count {ROUNDS} {:016x}", 2 * ROUNDS + REST);
+    assert!(sum.text().lines().any(|line| line == expected), "{}, not {expected}", sum.text());
+}
+
+fn as_many_samples_are_taken_as_counts_and_periods_say() {
+    for pmu in pmus() {
+        let done = RESULTS.of(pmu);
+        let text = done.text();
+        let numbers: Vec<u64> = text.lines().filter_map(|line| line.parse().ok()).collect();
+        let samples = PERIODS.map(|period| LOOP_INSTRUCTIONS / period);
+        let expected = [&[LOOP_INSTRUCTIONS, LOOP_BRANCHES][..], &samples].concat();
+        assert_eq!((done.status, numbers), (0, expected), "{pmu}: {text}{}", done.err);
+    }
+}
+
+fn tallys_check_measures_how_late_interrupts_are() {
+    let check = RESULTS.of("check");
+    let text = check.text();
+    assert_eq!(check.status, 0, "{text}");
+    assert!(text.contains(", 0 wrong"), "{text}");
+    let of_linux: Vec<&str> = text.lines().filter(|line| line.contains("perf ")).collect();
+    assert!(of_linux.len() == 3 && of_linux.iter().all(|line| line.ends_with("exact")), "{text}");
+    let late = text.lines().find(|line| line.contains("late by so many instructions"));
+    let numbers: Vec<u64> =
+        late.unwrap_or(&text).split([' ', ',']).filter_map(|word| word.parse().ok()).collect();
+    let [least, most, median, ..] = numbers[..] else { panic!("{text}") };
+    let skid = host::silicon().expect("it has a profile").skid();
+    // The second interrupt of an overflow, or one that an exit has brought forward, may be less late for another one.
+    assert!(0 < least && least < median && median < most, "{text}");
+    assert!(skid.contains(&median) && most <= *skid.end(), "{text}");
+}
+
+fn no_interrupt_is_one_that_nobody_wants() {
+    for step in pmus().iter().chain(&["complaints"]) {
+        let done = RESULTS.of(step);
+        let text = done.text();
+        let said = text.lines().filter(|line| line.parse::<u64>().is_err()).collect::<Vec<_>>();
+        assert_eq!((done.status, said), (0, Vec::new()), "{step}: {}", done.err);
+    }
+}
+
+fn leaving_entries_out_costs_little() {
+    let text = RESULTS.of("cost").text();
+    let numbers: Vec<u64> = text.lines().filter_map(|line| line.parse().ok()).collect();
+    let [with, without] = numbers[..] else { panic!("{text}{}", RESULTS.of("cost").err) };
+    let each = with.saturating_sub(without) / SAMPLES;
+    println!("leaving entries out costs a sample {each} instructions");
+    assert!((1..=COST_OF_A_SAMPLE).contains(&each), "{each} instructions: {text}");
+}
