@@ -397,8 +397,9 @@ impl<S: Source> Bank<S> {
     /// Updates the given running counters of a host event; all of them if its alarm has expired, so that the next alarm
     /// can be set. Returns true if an alarm was set.
     fn update_event_users(&mut self, index: usize, reading: &Reading, counters: u64) -> bool {
-        let HostEvent { backing, users, alarm, .. } = &self.events[index];
-        let (all, estimated, due) = (users & self.running, backing.estimated(), reading.count >= alarm.at);
+        let HostEvent { backing, users, alarm, .. } = &mut self.events[index];
+        let (all, estimated, due) = (*users & self.running, backing.estimated(), reading.count >= alarm.at);
+        let is_early = backing.takes_early_expiry() && !due;
         let count = if due { self.ahead_to_overflow(index, reading.count) } else { reading.count };
         let expiry = due.then(|| self.expire(index, count));
         let these = if due { all } else { all & counters };
@@ -406,10 +407,10 @@ impl<S: Source> Bank<S> {
             members(these).fold(false, |any, counter| any | self.advance(counter, count, estimated));
         if let Some(expiry) = expiry {
             self.renew_alarm(index, count, expiry, interrupts);
-        } else if reading.recovered {
+        } else if reading.recovered || is_early {
             self.replace_alarm(index, reading.count);
         }
-        due || reading.recovered
+        due || reading.recovered || is_early
     }
 
     /// Adds what was counted while a counter ran. Returns true if it has overflowed and interrupts.

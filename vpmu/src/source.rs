@@ -68,6 +68,12 @@ pub trait Backing {
     /// vCPU's thread leaves the guest. The alarm may then repeat with the same distance, until it is set again.
     fn arm(&mut self, distance: u64) -> Result<(), Refusal>;
 
+    /// Returns whether the alarm has expired since the last call, if that may be sooner than at the count for which it
+    /// was set: the host counts something that is not the guest's, and that is left out of the count.
+    fn takes_early_expiry(&mut self) -> bool {
+        false
+    }
+
     /// Returns how much of the count is an estimate of what was missed without hardware.
     fn estimated(&self) -> u64;
 

@@ -41,10 +41,9 @@ impl<S: Source> Bank<S> {
         let due = mask::of(interrupting.filter(is_due)) | alarm.counter_mask & users;
         let mut raised = None;
         // Processors interrupt thousands of counts after the overflow. Overflows are as far apart all the same.
-        let expired_at = alarm.at.min(count);
         for counter in members(due) {
             let Some(share) = &mut self.counters[counter].share else { continue };
-            let before = std::mem::replace(&mut share.last_alarm, expired_at);
+            let before = std::mem::replace(&mut share.last_alarm, alarm.at);
             if alarm.at.saturating_sub(before) < floor::PERIOD
                 && let Some(times) = self.floor.short_alarm(now)
             {

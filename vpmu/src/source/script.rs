@@ -47,6 +47,8 @@ struct Counter {
     count: u64,
     period: u64,
     left: u64,
+    /// The alarm has expired since that was asked.
+    has_expired: bool,
 }
 
 impl Counter {
@@ -54,10 +56,15 @@ impl Counter {
     fn counts(&mut self, step: u64) -> bool {
         self.count += step;
         self.left -= step;
+        self.expire()
+    }
+
+    fn expire(&mut self) -> bool {
         let has_expired = self.left == 0;
         if has_expired {
             self.left = self.period;
         }
+        self.has_expired |= has_expired;
         has_expired
     }
 }
@@ -110,6 +117,19 @@ impl Script {
                 on_alarm();
             }
         }
+    }
+
+    /// Enters the guest so often that alarms are nearer by this much, of which nothing is in the counts. Returns
+    /// whether one has expired.
+    pub fn counts_entries(&self, entries: u64) -> bool {
+        let counters: Vec<_> =
+            self.0.borrow().counters.iter().filter_map(|(_, counter)| counter.upgrade()).collect();
+        let expired = counters.iter().filter(|counter| {
+            let mut counter = counter.borrow_mut();
+            counter.left = counter.left.saturating_sub(entries);
+            counter.expire()
+        });
+        expired.count() > 0
     }
 
     /// Advances time, in which the guest does not run.
@@ -180,7 +200,8 @@ impl Source for Script {
             host.without_room.push((selection, taken));
             return Err(Refusal("all hardware is taken".to_owned()));
         }
-        let counter = Rc::new(RefCell::new(Counter { count: 0, period: distance, left: distance }));
+        let counter =
+            Rc::new(RefCell::new(Counter { count: 0, period: distance, left: distance, has_expired: false }));
         host.counters.retain(|(_, counter)| counter.strong_count() > 0);
         host.counters.push((selection, Rc::downgrade(&counter)));
         Ok(Scripted { counter, host: Rc::clone(&self.0) })
@@ -223,6 +244,10 @@ impl Backing for Scripted {
         let mut counter = self.counter.borrow_mut();
         (counter.period, counter.left) = (distance, distance);
         Ok(())
+    }
+
+    fn takes_early_expiry(&mut self) -> bool {
+        std::mem::take(&mut self.counter.borrow_mut().has_expired)
     }
 
     fn estimated(&self) -> u64 {

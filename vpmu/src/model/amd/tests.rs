@@ -457,6 +457,26 @@ fn interrupts_that_come_late_are_no_flood() {
 }
 
 #[test]
+fn an_alarm_that_entries_have_brought_nearer_is_set_again() {
+    const PERIOD: u64 = 10_000;
+    const ENTRIES: u64 = 7;
+    let (mut pmu, host) = pmu(Version::V2(6));
+    pmu.write(SELECT, SAMPLING);
+    pmu.write(COUNTER, PERIOD.wrapping_neg());
+    for _ in 0..100 {
+        // The host's alarm is that of the last period, or was set for this one; it comes too soon in any case.
+        host.counts_entries(ENTRIES);
+        assert_eq!(run(&mut pmu, &host, PERIOD - 1), Vec::<u64>::new());
+        assert_eq!(run(&mut pmu, &host, 1), [1], "the overflow is at the right count");
+        pmu.write(CONTROL, 0);
+        pmu.write(STATUS_CLEAR, 1);
+        pmu.write(COUNTER, PERIOD.wrapping_neg());
+        pmu.write(CONTROL, 0x3f);
+        host.time_passes(Duration::from_micros(10));
+    }
+}
+
+#[test]
 fn an_event_that_the_host_refuses_stands_still_and_the_operator_is_told_once() {
     const BAD: u64 = COUNTING & !0xffff | 0xbad;
     let (mut pmu, host) = pmu(Version::V2(6));
