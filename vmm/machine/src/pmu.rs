@@ -89,11 +89,11 @@ impl Pmu {
     /// Finds out what each entry into the guest adds to counts of the host's PMU that backs this one. That takes some
     /// milliseconds, and is the same until the host is booted again. Must be called on a thread that may open perf
     /// events.
-    pub fn find_entry_ticks(self) -> Result<EntryTicks, String> {
-        match self {
-            Self::Emulated(_, host) => Model::find_entry_ticks(host).map_err(|unknown| unknown.to_string()),
-            Self::None | Self::Kvm => Ok(EntryTicks::default()),
-        }
+    ///
+    /// Returns `None` if no PMU of the host's backs this one.
+    pub fn find_entry_ticks(self) -> Option<Result<EntryTicks, String>> {
+        let Self::Emulated(_, host) = self else { return None };
+        Some(Model::find_entry_ticks(host).map_err(|unknown| unknown.to_string()))
     }
 
     /// Has what entries into the guest add left out of all counts.

@@ -106,7 +106,8 @@ fn open(pmu: HostPmu, thread: libc::pid_t, side: Side, generic: GenericEvent) ->
     Request { event, thread, purpose: Purpose::Attribution(side) }.open()
 }
 
-fn read(event: &OwnedFd) -> Option<Reading> {
+/// Reads a count with its times.
+pub fn read(event: &OwnedFd) -> Option<Reading> {
     let mut numbers = [0_u64; 3];
     let size = size_of_val(&numbers);
     // SAFETY: `numbers` is valid for `size` bytes.

@@ -7,13 +7,13 @@
 //! the instruction pointer, where a kernel has the upper half of the addresses: the tracepoint of KVM's entries is
 //! counted with a filter.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use perf_event_open_sys::bindings::PERF_TYPE_TRACEPOINT;
-use vpmu::event::{Event, Filter, GenericEvent, Selection};
+use vpmu::event::{Event, Filter, GenericEvent, Scope, Selection};
 use vpmu::source::Count;
 
 use crate::request::{Encoded, Purpose, Request, this_thread};
@@ -112,6 +112,10 @@ impl EntryTicks {
 
     /// Returns what the entries add to a count.
     fn of(self, selection: Selection) -> Option<PerEntry> {
+        // What enters the guest is the host's own work, which other counts contain.
+        if selection.scope != Scope::Guest {
+            return None;
+        }
         let counted = Counted::of(selection.event)?;
         let (user, kernel) = (self.user.of(counted), self.kernel.of(counted));
         let per_entry = match selection.filter {
@@ -131,16 +135,20 @@ struct PerEntry {
 }
 
 impl PerEntry {
+    /// Returns whether it depends on how many of the entries were in user mode.
+    fn depends_on_mode(self) -> bool {
+        self.user != self.kernel
+    }
+
     /// Returns what these entries have added. `None` if it depends on how many of them were in user mode, which is not
     /// known.
     fn times(self, number: Number) -> Option<u64> {
-        match number.in_user_mode {
-            Some(user) => {
-                let kernel = number.all.saturating_sub(user);
-                Some(self.user.wrapping_mul(user).wrapping_add(self.kernel.wrapping_mul(kernel)))
-            }
-            None => (self.user == self.kernel).then(|| self.user.wrapping_mul(number.all)),
+        if !self.depends_on_mode() {
+            return Some(self.user.wrapping_mul(number.all));
         }
+        let user = number.in_user_mode?;
+        let kernel = number.all.saturating_sub(user);
+        Some(self.user.wrapping_mul(user).wrapping_add(self.kernel.wrapping_mul(kernel)))
     }
 }
 
@@ -157,8 +165,10 @@ pub struct Entries {
     ticks: EntryTicks,
     /// Returns their number, as KVM counts them.
     all: Box<dyn Fn() -> Option<u64>>,
-    /// Counts those in user mode.
-    in_user_mode: Option<OwnedFd>,
+    /// KVM's tracepoint of entries, if it can tell those in user mode.
+    tracepoint: Option<Encoded>,
+    /// Counts those in user mode, once an event has asked for that.
+    in_user_mode: OnceCell<Option<OwnedFd>>,
     /// How many there were at the last exit, if an event asked for that since.
     at_exit: Cell<Option<Number>>,
     system_calls: SystemCalls,
@@ -173,11 +183,25 @@ impl Entries {
         is_split: bool,
         system_calls: SystemCalls,
     ) -> Self {
-        let in_user_mode = tracepoint().filter(|_| is_split).and_then(|event| {
-            let request = Request { event, thread: this_thread(), purpose: Purpose::Entries };
+        Self {
+            ticks,
+            all: Box::new(all),
+            tracepoint: tracepoint().filter(|_| is_split),
+            in_user_mode: OnceCell::new(),
+            at_exit: Cell::new(None),
+            system_calls,
+        }
+    }
+
+    /// Begins to count entries in user mode, unless that is done already.
+    fn tell_modes(&self) {
+        self.in_user_mode.get_or_init(|| {
+            self.at_exit.set(None);
+            let request =
+                Request { event: self.tracepoint?, thread: this_thread(), purpose: Purpose::Entries };
+            self.system_calls.add(request.system_calls());
             request.open().ok()
         });
-        Self { ticks, all: Box::new(all), in_user_mode, at_exit: Cell::new(None), system_calls }
     }
 
     /// Says that the guest has run since the last call.
@@ -189,8 +213,9 @@ impl Entries {
         if let Some(number) = self.at_exit.get() {
             return Some(number);
         }
-        self.system_calls.add(1 + u64::from(self.in_user_mode.is_some()));
-        let number = Number { all: (self.all)()?, in_user_mode: self.in_user_mode.as_ref().and_then(read) };
+        let in_user_mode = self.in_user_mode.get().and_then(Option::as_ref);
+        self.system_calls.add(1 + u64::from(in_user_mode.is_some()));
+        let number = Number { all: (self.all)()?, in_user_mode: in_user_mode.and_then(read) };
         self.at_exit.set(Some(number));
         Some(number)
     }
@@ -213,28 +238,44 @@ pub struct Added {
     sum: u64,
     /// The last count without them, which does not decrease.
     last: u64,
+    /// The event was without hardware at the last count, or shortly before.
+    was_starved: bool,
 }
 
 impl Added {
     /// Returns what entries from now on add to an event, if they add anything.
     pub fn to(entries: &Rc<Entries>, selection: Selection) -> Option<Self> {
         let per_entry = entries.ticks.of(selection)?;
-        let mut added = Self { entries: Rc::clone(entries), per_entry, before: None, sum: 0, last: 0 };
+        if per_entry.depends_on_mode() {
+            entries.tell_modes();
+        }
+        let mut added = Self {
+            entries: Rc::clone(entries),
+            per_entry,
+            before: None,
+            sum: 0,
+            last: 0,
+            was_starved: false,
+        };
         added.begin();
         Some(added)
     }
 
     /// The event begins to count from zero.
     pub fn begin(&mut self) {
-        (self.before, self.sum, self.last) = (self.now(), 0, 0);
+        (self.before, self.sum, self.last, self.was_starved) = (self.now(), 0, 0, false);
     }
 
-    /// Takes what entries have added off a count. An event that has missed some, without hardware, was not there for
-    /// all of them.
+    /// Takes what entries have added off a count, but for those of a time in which the event was without hardware.
     pub fn take_off(&mut self, count: Count) -> Count {
         let now = self.now();
         let before = std::mem::replace(&mut self.before, now);
-        if let (Count::Exact(_), Some(before), Some(now)) = (count, before, now) {
+        let is_starved = matches!(count, Count::Starved(_));
+        let was_starved = std::mem::replace(&mut self.was_starved, is_starved);
+        if !is_starved
+            && !was_starved
+            && let (Some(before), Some(now)) = (before, now)
+        {
             self.sum = self.sum.saturating_add(now.saturating_sub(before));
         }
         self.last = self.last.max(count.number().saturating_sub(self.sum));
@@ -257,7 +298,6 @@ pub fn tracepoint() -> Option<Encoded> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vpmu::event::Scope;
 
     const ONE: Ticks = Ticks { instructions: 1, branches: 2, taken_branches: 3 };
 
@@ -275,6 +315,8 @@ mod tests {
         for other in [0x76, 0xd1, 0xc3, 0x1_0000_00c0, 0x0100_00c0, 0x0080_00c0, 0x0004_00c0] {
             assert_eq!(of(other, Filter::All), None, "{other:#x}");
         }
+        let with_host = Selection { scope: Scope::Thread, ..selection(Event::Raw(0xc0), Filter::All) };
+        assert_eq!(ticks.of(with_host), None);
         let generic = Event::Generic(GenericEvent::Branches);
         assert_eq!(ticks.of(selection(generic, Filter::User)), Some(PerEntry { user: 2, kernel: 0 }));
     }
@@ -312,6 +354,8 @@ mod tests {
         assert_eq!(added.take_off(Count::Exact(1007)), Count::Exact(1000), "the guest has not run");
         enter(5);
         assert_eq!(added.take_off(Count::Starved(1010)), Count::Starved(1003));
+        enter(90);
+        assert_eq!(added.take_off(Count::Exact(1010)), Count::Exact(1003), "it has counted none of these");
         enter(2);
         assert_eq!(added.take_off(Count::Exact(1014)), Count::Exact(1005));
         added.begin();

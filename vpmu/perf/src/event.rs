@@ -23,6 +23,8 @@ pub struct PerfEvent {
     page: io::Result<Page>,
     /// The period that was set last.
     period: u64,
+    /// The count, with the entries into the guest, at which it overflows next.
+    expires_at: u64,
     /// What it had counted when it was enabled last.
     base: u64,
     /// For how long it had been enabled until then, in nanoseconds.
@@ -80,10 +82,12 @@ impl PerfEvent {
         // An event without a page can still be read by a system call.
         let page = Page::map(&fd);
         system_calls.add(request.system_calls() + 1);
+        let period = if let Purpose::Counter { period, .. } = purpose { period } else { 0 };
         Ok(Self {
             fd,
             page,
-            period: if let Purpose::Counter { period, .. } = purpose { period } else { 0 },
+            period,
+            expires_at: period,
             base: 0,
             enabled_before: 0,
             last_count: 0,
@@ -136,6 +140,7 @@ impl PerfEvent {
         }
         (self.base, self.last_count, self.enabled_before) = (state.count, state.count, state.enabled);
         (self.attempts, self.was_in_error, self.estimate) = (Attempts::default(), false, None);
+        self.expires_at = state.count.saturating_add(self.period);
         if let Some(entries) = &mut self.entries {
             entries.begin();
         }
@@ -245,7 +250,20 @@ impl PerfEvent {
             unsafe { libc::ioctl(self.fd.as_raw_fd(), sys::bindings::PERIOD.into(), &raw const period) };
         self.system_calls.add(1);
         self.period = period;
+        self.expires_at = self.last_count.saturating_add(period);
         to_result(result)
+    }
+
+    /// Returns whether the event has overflowed since the last call, as of the last read, if entries into the guest
+    /// bring its overflows nearer.
+    pub fn takes_early_expiry(&mut self) -> bool {
+        if self.entries.is_none() || self.last_count < self.expires_at {
+            return false;
+        }
+        let beyond = self.last_count - self.expires_at;
+        let periods = beyond.checked_div(self.period).unwrap_or(0).saturating_add(1);
+        self.expires_at = self.expires_at.saturating_add(periods.saturating_mul(self.period.max(1)));
+        true
     }
 
     /// Returns what was counted. Returns `None` for an event that found no free counter.

@@ -15,6 +15,7 @@
 //! - [`Needed`] and [`Rights`] say who may count a guest's kernel.
 //! - [`Reservation`] keeps the host's PMU in use while a guest's events come and go.
 //! - [`broker`] opens events in a process of its own, so that threads that run guests need no right to perf.
+//! - [`Measurement`] counts what a thread does in a guest, for the host's own use.
 //! - [`EntryTicks`] says what each entry into a guest adds to counts, which [`PerfEvents`] can leave out.
 //! - [`Attribution`] measures how much a vCPU's thread does in the guest, and how much in the host.
 //!
@@ -53,6 +54,7 @@ mod estimate;
 mod event;
 mod host;
 mod instruction;
+mod measurement;
 mod obstacle;
 mod page;
 mod page_limits;
@@ -84,6 +86,7 @@ use vpmu::source::{Backing, Count, FAR, Place, PolicyEffect, Refusal, Source};
 pub use self::attribution::{Attributed, Attribution, Reading, Work};
 pub use self::entries::{Entries, EntryTicks, Ticks};
 pub use self::host::{HostPmu, WATCHDOG, watchdog_hint};
+pub use self::measurement::Measurement;
 pub use self::obstacle::Obstacle;
 pub use self::page::{Page, ScheduledOut};
 pub use self::page_limits::{MORE_PAGES, PageLimits};
@@ -284,6 +287,10 @@ impl Backing for PerfEvent {
 
     fn arm(&mut self, distance: u64) -> Result<(), Refusal> {
         with_period(distance, |period| self.set_period(period)).map_err(|error| Refusal(error.to_string()))
+    }
+
+    fn takes_early_expiry(&mut self) -> bool {
+        self.takes_early_expiry()
     }
 
     fn estimated(&self) -> u64 {

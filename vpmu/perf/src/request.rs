@@ -47,6 +47,8 @@ pub enum Purpose {
     Reservation,
     /// It counts what its thread does on one side, if there is a free counter.
     Attribution(Side),
+    /// It measures what its thread does in the guest, if there is a free counter.
+    Measurement(Filter),
     /// It counts the entries of its thread into a guest's user mode: the tracepoint of [`crate::entries`].
     Entries,
 }
@@ -133,6 +135,7 @@ impl Purpose {
                 // A host whose KVM gives its PMU to guests refuses events that count in guests while such a guest runs.
                 attr.set_exclude_guest(1);
             }
+            Self::Measurement(filter) => LEVELS.restrict(&mut attr, filter, Scope::Guest),
             Self::Entries => {}
             Self::Attribution(Side::Guest) => attr.set_exclude_host(1),
             Self::Attribution(Side::Host) => attr.set_exclude_guest(1),
@@ -209,7 +212,7 @@ pub fn this_thread() -> libc::pid_t {
 pub const WORDS: usize = 5;
 
 /// All purposes, with no period. Their numbers are how processes that were forked from one another name them.
-const PURPOSES: [Purpose; 13] = [
+const PURPOSES: [Purpose; 16] = [
     counter(Filter::User, Scope::Guest),
     counter(Filter::Kernel, Scope::Guest),
     counter(Filter::All, Scope::Guest),
@@ -222,6 +225,9 @@ const PURPOSES: [Purpose; 13] = [
     Purpose::Reservation,
     Purpose::Attribution(Side::Guest),
     Purpose::Attribution(Side::Host),
+    Purpose::Measurement(Filter::User),
+    Purpose::Measurement(Filter::Kernel),
+    Purpose::Measurement(Filter::All),
     Purpose::Entries,
 ];
 

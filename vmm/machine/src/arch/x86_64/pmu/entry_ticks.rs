@@ -6,10 +6,9 @@
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
-use vpmu::event::{Event, Filter, Scope, Selection};
-use vpmu::source::{Backing, Count, FAR, Source};
+use vpmu::event::{Event, Filter};
 use vpmu::x86::Vendor;
-use vpmu_perf::{EntryTicks, HostPmu, PerfEvents, Ticks};
+use vpmu_perf::{EntryTicks, HostPmu, Measurement, Ticks};
 
 use super::super::cr;
 use crate::kvm_stats::KvmStats;
@@ -64,10 +63,9 @@ pub fn of_this_host(vendor: Vendor, pmu: HostPmu) -> Result<EntryTicks, Unknown>
         // Intel's events do not count VM entries (SDM volume 3, 20.2): the VMM's instruction retires in the VMM.
         return Ok(EntryTicks::default());
     }
-    let mut source = PerfEvents::new(pmu);
     let mut guest = Guest::new()?;
     let mut ticks = |filter| -> Result<Ticks, Unknown> {
-        let mut of = |event, expected| guest.ticks(&mut source, filter, event, expected);
+        let mut of = |event, expected| guest.ticks(pmu, filter, event, expected);
         Ok(Ticks {
             instructions: of(INSTRUCTIONS, EXECUTED)?,
             branches: of(BRANCHES, BRANCHED)?,
@@ -114,26 +112,38 @@ impl Guest {
         Ok(Self { vcpu, entries, _memory: memory })
     }
 
-    /// Returns what each entry adds to an event, of which the guest itself causes so many.
-    fn ticks(
+    /// Returns what each entry adds to an event, of which the guest itself causes so many. Processors may count
+    /// something else once, so what two measurements agree on is taken, if the first is not that nothing is added.
+    fn ticks(&mut self, pmu: HostPmu, filter: Filter, event: u64, expected: u64) -> Result<u32, Unknown> {
+        const MOST_MEASUREMENTS: u32 = 6;
+        let mut before = None;
+        for _ in 1..MOST_MEASUREMENTS {
+            let measured = self.measure(pmu, filter, event, expected)?;
+            match measured {
+                Ok(0) if before.is_none() => return Ok(0),
+                Ok(ticks) if before == Some(Ok(ticks)) => return Ok(ticks),
+                _ => before = Some(measured),
+            }
+        }
+        let (added, entries) = before.and_then(Result::err).unwrap_or_default();
+        Err(Unknown::Uneven { entries, added, event })
+    }
+
+    /// Measures what each entry adds to an event; or else what all have added, and how many there were.
+    fn measure(
         &mut self,
-        source: &mut PerfEvents,
+        pmu: HostPmu,
         filter: Filter,
         event: u64,
         expected: u64,
-    ) -> Result<u32, Unknown> {
-        let selection = Selection { event: Event::Raw(event), filter, scope: Scope::Guest };
-        let mut counter = source.start(selection, FAR).map_err(|_| Unknown::NotCounted(event))?;
+    ) -> Result<Result<u32, (i64, u64)>, Unknown> {
+        let counter = Measurement::of_this_thread(pmu, Event::Raw(event), filter)
+            .map_err(|_| Unknown::NotCounted(event))?;
         let before = (self.entries)().ok_or(Unknown::NoStatistics)?;
         self.run(filter)?;
         let entries = (self.entries)().ok_or(Unknown::NoStatistics)? - before;
-        let Count::Exact(count) = counter.count() else { return Err(Unknown::NotCounted(event)) };
-        source.stop(selection, counter);
-        each(count, expected, entries).ok_or(Unknown::Uneven {
-            entries,
-            added: count.wrapping_sub(expected).cast_signed(),
-            event,
-        })
+        let count = counter.exact().ok_or(Unknown::NotCounted(event))?;
+        Ok(each(count, expected, entries).ok_or((count.wrapping_sub(expected).cast_signed(), entries)))
     }
 
     /// Runs the guest from its beginning to its end, in its kernel or in user mode.
