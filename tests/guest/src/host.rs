@@ -29,7 +29,7 @@ pub(crate) fn set(host: Host) {
     CURRENT.set(host);
 }
 
-/// A processor of AMD's whose PMU misbehaves as its real ones do.
+/// A processor of AMD's whose PMU makes the mistakes that are known or assumed of real ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Silicon {
     /// Zen 2 and 3.

@@ -19,15 +19,21 @@ pub enum Entries {
     LeftOut,
     /// They are left out of counts of user mode and the kernel together.
     LeftOutOfSums,
+    /// It is not known whether the host counts them, for this reason.
+    Unknown(String),
 }
+
+const COUNTED: &str =
+    "this host's processor counts each entry into a guest as an instruction or a branch of the guest";
 
 impl Entries {
     /// Has entries into the guest left out of what this PMU counts.
     pub fn leave_out(pmu: &mut Pmu) -> Self {
-        let ticks = find(*pmu).unwrap_or_else(|unknown| {
-            info!(target: COUNTERS, "cannot find out whether this host counts entries into the guest: {unknown}");
-            EntryTicks::default()
-        });
+        let ticks = match find(*pmu) {
+            None => return Self::NotCounted,
+            Some(Err(unknown)) => return Self::Unknown(unknown),
+            Some(Ok(ticks)) => ticks,
+        };
         pmu.leave_out(ticks);
         if ticks == EntryTicks::default() {
             Self::NotCounted
@@ -39,19 +45,22 @@ impl Entries {
     }
 
     /// Returns what the user is told, if it is anything.
-    pub fn says(&self) -> Option<&'static str> {
+    pub fn says(&self) -> Option<String> {
         match self {
             Self::NotCounted => None,
-            Self::LeftOut => Some(
-                "this host's processor counts each entry into a guest as an instruction and a branch of the guest: they \
-                 are left out of all counts of a Linux guest, and of what another guest counts in user mode and its \
-                 kernel together",
-            ),
-            Self::LeftOutOfSums => Some(
-                "this host's processor counts each entry into a guest as an instruction and a branch of the guest: they \
-                 are left out of counts of user mode and the kernel together; only root may look at KVM's tracepoints, \
-                 which tell the two apart, so counts of one of them are too high by a few for each tick of the host",
-            ),
+            Self::LeftOut => Some(format!(
+                "{COUNTED}: they are left out of all counts of a Linux guest, and of what another guest counts in user \
+                 mode and its kernel together"
+            )),
+            Self::LeftOutOfSums => Some(format!(
+                "{COUNTED}: they are left out of counts of user mode and the kernel together; KVM's tracepoints tell the \
+                 two apart, but only root may look at them, so counts of one of them are too high by a few for each tick \
+                 of the host"
+            )),
+            Self::Unknown(why) => Some(format!(
+                "cannot find out whether this host's processor counts each entry into a guest as an instruction or a \
+                 branch of the guest ({why}); if so, counts are too high by a few for each tick of the host"
+            )),
         }
     }
 
@@ -59,22 +68,25 @@ impl Entries {
     pub fn tell(&self) {
         match (self, self.says()) {
             (_, None) => {}
-            (Self::LeftOutOfSums, Some(says)) => warn!(target: COUNTERS, "{says}"),
-            (_, Some(says)) => info!(target: COUNTERS, "{says}"),
+            (Self::LeftOut, Some(says)) => info!(target: COUNTERS, "{says}"),
+            (_, Some(says)) => warn!(target: COUNTERS, "{says}"),
         }
     }
 }
 
-/// Returns what entries add to the counts of this PMU.
-fn find(pmu: Pmu) -> Result<EntryTicks, String> {
-    let place = place().ok();
+/// Returns what entries add to the counts of this PMU, or why that is not known. `None` if no PMU of the host's backs
+/// it.
+fn find(pmu: Pmu) -> Option<Result<EntryTicks, String>> {
+    let place = place().ok().filter(|_| matches!(pmu, Pmu::Emulated(..)));
     if let Some(ticks) = place.as_ref().and_then(|(cache, key)| kept(cache, key)) {
-        return Ok(ticks);
+        return Some(Ok(ticks));
     }
-    let ticks = pmu.find_entry_ticks()?;
-    // Without a cache, it is found out again.
-    let _ = place.map(|(cache, key)| keep(&cache, &key, ticks));
-    Ok(ticks)
+    let found = pmu.find_entry_ticks()?;
+    if let (Some((cache, key)), Ok(ticks)) = (place, &found) {
+        // Without a cache, it is found out again.
+        let _ = keep(&cache, &key, *ticks);
+    }
+    Some(found)
 }
 
 /// Returns where it is kept until the host is booted again.

@@ -408,6 +408,8 @@ mod tests {
         const F_SETSIG: u32 = 10;
         /// Types into a terminal (`asm-generic/ioctls.h`).
         const TIOCSTI: u32 = 0x5412;
+        const SET_FILTER: u32 = 0x4008_2406;
+        const SET_BPF: u32 = 0x4004_2408;
         let this = std::process::id();
         let (memory, thread) = (libc::PROT_READ.cast_unsigned(), THREAD | libc::CLONE_VM.cast_unsigned());
         let any = u32::MAX;
@@ -438,6 +440,9 @@ mod tests {
             (&[Thread::Share], libc::SYS_utimensat, &[0, 0], &[0, 1]),
             (&[Thread::Broker], libc::SYS_tgkill, &[OTHER, OTHER, 0], &[OTHER, OTHER, 9]),
             (&[Thread::Broker], libc::SYS_fcntl, &[0, libc::F_SETFL.cast_unsigned()], &[0, F_SETSIG]),
+            // A filter of what an event counts, and a program that is executed at each of its counts.
+            (&[Thread::Broker], libc::SYS_ioctl, &[0, SET_FILTER], &[0, SET_BPF]),
+            (&[Thread::Vcpu], libc::SYS_ioctl, &[0, PERF_REQUESTS[0]], &[0, SET_FILTER]),
         ] {
             for thread in threads {
                 let calls = of(*thread, &writable());

@@ -20,7 +20,7 @@ use report::Report;
 /// `tally check`: runs both guests and prints the report.
 pub fn check(choice: Choice, counters: Option<u32>) -> Result<ExitCode> {
     kvm::open(choice)?;
-    let Offer { mut pmu, remarks } = offer(choice, counters, processor(), &Policy::default())?;
+    let Offer { mut pmu, mut remarks } = offer(choice, counters, processor(), &Policy::default())?;
     let Pmu::Emulated(shown, _) = pmu else {
         match remarks.first() {
             Some(remark) => bail!("there is nothing to check: {remark}"),
@@ -33,11 +33,9 @@ pub fn check(choice: Choice, counters: Option<u32>) -> Result<ExitCode> {
     report.fact("host", &host::processor())?;
     report.fact("host", &fact::kernel())?;
     report.fact("guest", &shown.to_string())?;
+    remarks.extend(Entries::leave_out(&mut pmu).says());
     for remark in &remarks {
         report.fact("note", remark)?;
-    }
-    if let Some(says) = Entries::leave_out(&mut pmu).says() {
-        report.fact("note", says)?;
     }
     let guests = Guests::new(choice, counters, remarks)?;
     report.title("a program without an operating system")?;

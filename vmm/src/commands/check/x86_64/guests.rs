@@ -118,7 +118,7 @@ fn lateness(line: &str) -> String {
         [number, least, median, most_of_them, most] => {
             format!("{least} to {most}, median {median}, 99 % at most {most_of_them} ({number} NMIs)")
         }
-        _ => "nothing was late".to_owned(),
+        _ => "no NMI came".to_owned(),
     }
 }
 
