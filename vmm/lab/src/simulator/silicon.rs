@@ -17,28 +17,9 @@ const KNOBS: [&str; 8] = [
 ];
 
 /// Processors, and what they do. The PMU of `zen4` has global registers (PerfMonV2), whose status has reserved bits.
-const PROFILES: [(&str, &[(&str, u64)]); 2] = [
-    ("zen2", ZEN),
-    (
-        "zen4",
-        &[
-            ("skid-least", 1000),
-            ("skid-most", 5043),
-            ("skid-tail", 24_779),
-            ("pmi-again", 20),
-            ("pmi-at-exit", 20),
-            ("entry-tick", 1),
-            ("status-junk", 0x0f00_0000_0000_0f00),
-        ],
-    ),
-];
-const ZEN: &[(&str, u64)] = &[
-    ("skid-least", 1000),
-    ("skid-most", 5043),
-    ("skid-tail", 24_779),
-    ("pmi-again", 20),
-    ("pmi-at-exit", 20),
-    ("entry-tick", 1),
+const PROFILES: [(&str, &str); 2] = [
+    ("zen2", "skid-least=1000,skid-most=5043,skid-tail=24779,pmi-again=20,pmi-at-exit=20,entry-tick=1"),
+    ("zen4", "zen2,status-junk=0x0f00000000000f00"),
 ];
 
 /// The values of the knobs of a processor.
@@ -46,11 +27,28 @@ const ZEN: &[(&str, u64)] = &[
 pub struct Silicon([u64; KNOBS.len()]);
 
 impl Silicon {
-    fn set(&mut self, name: &str, value: u64) -> Result<(), String> {
+    /// Turns knobs as a text says.
+    fn turn(&mut self, text: &str) -> Result<(), String> {
+        text.split(',').try_for_each(|word| match word.split_once('=') {
+            Some((knob, value)) => self.set(knob, value),
+            None => self.turn(profile(word)?),
+        })
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         let at = KNOBS.iter().position(|knob| *knob == name);
-        self.0[at.ok_or_else(|| format!("the knobs are {}", KNOBS.join(", ")))?] = value;
+        let at = at.ok_or_else(|| format!("the knobs are {}", KNOBS.join(", ")))?;
+        let hex = value.strip_prefix("0x");
+        let parsed = hex.map_or_else(|| value.parse(), |hex| u64::from_str_radix(hex, 16));
+        self.0[at] = parsed.map_err(|_| format!("{value} is no number"))?;
         Ok(())
     }
+}
+
+fn profile(name: &str) -> Result<&'static str, String> {
+    let found = PROFILES.iter().find(|(profile, _)| *profile == name);
+    let names = || format!("the profiles are {}", PROFILES.map(|(profile, _)| profile).join(" and "));
+    found.map(|(_, knobs)| *knobs).ok_or_else(names)
 }
 
 /// Reads `PROFILE`, `KNOB=VALUE`, or several of them with commas in between; later ones change what earlier ones say.
@@ -59,18 +57,7 @@ impl FromStr for Silicon {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let mut silicon = Self::default();
-        for word in text.split(',') {
-            let Some((knob, value)) = word.split_once('=') else {
-                let (_, profile) = PROFILES.iter().find(|(name, _)| *name == word).ok_or_else(|| {
-                    format!("the profiles are {}", PROFILES.map(|(name, _)| name).join(" and "))
-                })?;
-                profile.iter().try_for_each(|(knob, value)| silicon.set(knob, *value))?;
-                continue;
-            };
-            let parsed =
-                value.strip_prefix("0x").map_or_else(|| value.parse(), |hex| u64::from_str_radix(hex, 16));
-            silicon.set(knob, parsed.map_err(|_| format!("{value} is no number"))?)?;
-        }
+        silicon.turn(text)?;
         Ok(silicon)
     }
 }
@@ -95,6 +82,9 @@ mod tests {
              entry-tick=0x1"
         });
         assert_eq!(parse("entry-tick=1").unwrap().to_string(), ",entry-tick=0x1");
+        assert!(
+            parse("zen4").unwrap().to_string().ends_with(",entry-tick=0x1,status-junk=0xf00000000000f00")
+        );
         assert_eq!(Silicon::default().to_string(), "");
         for (text, error) in [
             ("zen9", "the profiles are zen2 and zen4"),
