@@ -155,8 +155,8 @@ struct MachineOptions {
     /// Version of the host's PMU: 2 (amd), or 2, 4 or 5 (intel)
     #[arg(long, value_name = "VERSION", value_parser = perfmon)]
     perfmon: Option<Perfmon>,
-    /// Let an AMD host's PMU misbehave as real ones do: zen2, zen4, or KNOB=VALUE
-    #[arg(long, value_name = "PROFILE[,KNOB=VALUE]...")]
+    /// Mistakes of an AMD host's PMU: zen2, zen4, or KNOB=VALUE
+    #[arg(long, value_name = "PROFILE")]
     silicon: Option<Silicon>,
     #[command(flatten)]
     kind: Kind,
