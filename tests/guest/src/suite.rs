@@ -141,7 +141,7 @@ pub fn main(mut tests: Vec<Test>) -> ExitCode {
         if runs_second_tier {
             let left_out = all - tests.len();
             println!(
-                "skipped: {left_out} tests of the third tier, which run by name: cargo labs --include-ignored intel::"
+                "skipped: {left_out} tests of the third tier, which run by name: cargo labs --include-ignored intel::, zen2::, zen4::"
             );
         }
     }

@@ -8,7 +8,7 @@
 use guest_images::payloads::{LOOP_BRANCHES, LOOP_INSTRUCTIONS};
 use guest_tests::host::{self, Silicon};
 use guest_tests::lab::{OnEachHost, Steps};
-use guest_tests::suite::{self, Test, except, on_silicon, second_tier};
+use guest_tests::suite::{self, Test, except, on_silicon, second_tier, third_tier};
 use guest_tests::tests;
 use tally_lab::programs::LOOP;
 
@@ -23,6 +23,10 @@ pub fn tests() -> Vec<Test> {
         turns::on_x86(),
         of_features(),
         except(policy::on_any_host(), &["a_period_below_the_minimum_is_raised_to_it"]),
+    ]
+    .concat();
+    // Ten minutes of a core.
+    let long = [
         rr::on_any_host(),
         except(snapshots::tests(), &["over_ten_snapshots_no_count_and_no_sample_is_lost_or_made_up"]),
     ]
@@ -30,7 +34,9 @@ pub fn tests() -> Vec<Test> {
     [
         on_silicon(Silicon::Zen2, first.clone()),
         second_tier(on_silicon(Silicon::Zen2, others.clone())),
-        second_tier(on_silicon(Silicon::Zen4, [first, others].concat())),
+        third_tier(on_silicon(Silicon::Zen2, long.clone())),
+        second_tier(on_silicon(Silicon::Zen4, own())),
+        third_tier(on_silicon(Silicon::Zen4, [of_programs(), of_starvation(), others, long].concat())),
     ]
     .concat()
 }
