@@ -77,7 +77,10 @@ impl Entries {
 /// Returns what entries add to the counts of this PMU, or why that is not known. `None` if no PMU of the host's backs
 /// it.
 fn find(pmu: Pmu) -> Option<Result<EntryTicks, String>> {
-    let place = place().ok().filter(|_| matches!(pmu, Pmu::Emulated(..)));
+    if !matches!(pmu, Pmu::Emulated(..)) {
+        return None;
+    }
+    let place = place().ok();
     if let Some(ticks) = place.as_ref().and_then(|(cache, key)| kept(cache, key)) {
         return Some(Ok(ticks));
     }

@@ -16,6 +16,7 @@ use perf_event_open_sys::bindings::PERF_TYPE_TRACEPOINT;
 use vpmu::event::{Event, Filter, GenericEvent, Scope, Selection};
 use vpmu::source::Count;
 
+use crate::attribution::read;
 use crate::request::{Encoded, Purpose, Request, this_thread};
 use crate::system_calls::SystemCalls;
 
@@ -215,17 +216,11 @@ impl Entries {
         }
         let in_user_mode = self.in_user_mode.get().and_then(Option::as_ref);
         self.system_calls.add(1 + u64::from(in_user_mode.is_some()));
-        let number = Number { all: (self.all)()?, in_user_mode: in_user_mode.and_then(read) };
+        let in_user_mode = in_user_mode.and_then(read).map(|reading| reading.value);
+        let number = Number { all: (self.all)()?, in_user_mode };
         self.at_exit.set(Some(number));
         Some(number)
     }
-}
-
-/// Reads a count.
-fn read(event: &OwnedFd) -> Option<u64> {
-    let mut reading = [0_u8; 24];
-    let count = rustix::io::read(event, &mut reading).ok()?;
-    (count == reading.len()).then(|| u64::from_ne_bytes(*reading.first_chunk().expect("it is longer")))
 }
 
 /// What the entries have added to the count of one event.
