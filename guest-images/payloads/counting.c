@@ -39,7 +39,11 @@ static struct {
     const struct delivery *delivery;
     uint32_t overflows, period, counters, others;
     uint64_t select, others_select;
+    // What runs in user mode meanwhile, and its instructions in a round.
+    void (*loop)(uint32_t rounds);
+    uint32_t round;
 } plan;
+volatile uint32_t user_time;
 
 // The lowest and the highest value seen.
 struct range { uint32_t low, high; };
@@ -60,10 +64,18 @@ static struct record {
     struct range at, value;
 } records[PROCESSORS];
 
-// By how much the interrupts of counter 0 were late on the first processor, in what it counts.
-static uint32_t lateness[4096], lateness_known;
+// What is measured at the interrupts of counter 0 on the first processor: by how much it is late, in what the counter
+// counts, or how long after the program's last look at the clock.
+static uint32_t measured[4096], measured_count;
+
+static uint32_t clock(void) {
+    uint32_t low;
+    __asm__ volatile("rdtsc" : "=a"(low) : : "edx");
+    return low;
+}
 
 static void take_overflow(const struct frame *frame) {
+    uint32_t now = plan.loop == clock_as_user ? clock() : 0;
     struct record *record = &records[this_processor()];
     record->interrupts++;
     widen(&record->at, frame->eip - (uint32_t)user_loop);
@@ -75,8 +87,9 @@ static void take_overflow(const struct frame *frame) {
         write_counter(i, (uint32_t)value % plan.period - (uint64_t)plan.period);
         record->overflows++;
         widen(&record->value, value >> 32 ? ~0u : (uint32_t)value);
-        if (i == 0 && record == records && lateness_known < sizeof lateness / sizeof *lateness)
-            lateness[lateness_known++] = value >> 32 ? ~0u : (uint32_t)value;
+        if (i || record != records || measured_count == sizeof measured / sizeof *measured) continue;
+        uint32_t late = value >> 32 ? ~0u : (uint32_t)value;
+        measured[measured_count++] = plan.loop == clock_as_user ? now - user_time : late;
     }
     if (pmu.has_global_registers) {
         uint64_t status = read_msr(pmu.global_status);
@@ -123,7 +136,7 @@ static void overflow(void) {
         if (plan.counters >> i & 1) start_counter(i, select, -(uint64_t)plan.period);
     }
     if (plan.delivery->interrupts == ENABLED) __asm__ volatile("sti");
-    loop_as_user(plan.overflows * plan.period / 2 + 1);
+    plan.loop(plan.overflows * plan.period / plan.round + 1);
     __asm__ volatile("cli");
     stop_counters();
     record->left = overflows_left();
@@ -152,13 +165,14 @@ static void take_planned_overflows(const char *at) {
     if (!plan.counters) plan.counters = 1;
     if (!plan.select) plan.select = SELECT_ON | SELECT_INTERRUPT | SELECT_USER | EVENT_INSTRUCTIONS;
     find_pmu();
-    lateness_known = 0;
+    measured_count = 0;
     set_pmu_handler(take_overflow);
     on_all_processors(overflow);
     set_pmu_handler(no_pmu_interrupt);
 }
 
 void take_overflows(const char *at) {
+    plan.loop = loop_as_user, plan.round = 2;
     take_planned_overflows(at);
     for (const struct record *record = records; record < records + processors(); record++) {
         print("pmi "); print_decimal(record->interrupts);
@@ -172,18 +186,30 @@ void take_overflows(const char *at) {
     }
 }
 
-void measure_lateness(const char *at) {
-    take_planned_overflows(at);
-    uint32_t known = lateness_known;
+// Prints how many were measured, the least, the median, the 99th percentile, and the most.
+static void print_measured(const char *what) {
+    uint32_t known = measured_count;
     for (uint32_t i = 1; i < known; i++) {
-        uint32_t one = lateness[i], place = i;
-        for (; place && lateness[place - 1] > one; place--) lateness[place] = lateness[place - 1];
-        lateness[place] = one;
+        uint32_t one = measured[i], place = i;
+        for (; place && measured[place - 1] > one; place--) measured[place] = measured[place - 1];
+        measured[place] = one;
     }
-    print("late "); print_decimal(known);
+    print(what); print_decimal(known);
     if (known) {
         const uint32_t shown[] = {0, known / 2, known - 1 - known / 100, known - 1};
-        for (uint32_t i = 0; i < 4; i++) { put_char(' '); print_decimal(lateness[shown[i]]); }
+        for (uint32_t i = 0; i < 4; i++) { put_char(' '); print_decimal(measured[shown[i]]); }
     }
     put_char('\n');
+}
+
+void measure_lateness(const char *at) {
+    plan.loop = loop_as_user, plan.round = 2;
+    take_planned_overflows(at);
+    print_measured("late ");
+}
+
+void measure_way(const char *at) {
+    plan.loop = clock_as_user, plan.round = 4;
+    take_planned_overflows(at);
+    print_measured("way ");
 }

@@ -109,6 +109,7 @@ static void do_word(const char *word, const struct multiboot *info, uint32_t mag
     else if ((at = match_word(word, "count-user"))) count(at, loop_as_user);
     else if ((at = match_word(word, "pmi"))) take_overflows(at);
     else if ((at = match_word(word, "late"))) measure_lateness(at);
+    else if ((at = match_word(word, "way"))) measure_way(at);
     else if ((at = match_word(word, "fuzz-msrs"))) fuzz_msrs(at);
     else if ((at = match_word(word, "flood"))) flood(at);
     else if ((at = match_word(word, "rearm"))) rearm(at);

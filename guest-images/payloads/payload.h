@@ -50,6 +50,9 @@ int try_wrmsr(uint32_t index, uint32_t low, uint32_t high);
 // ends it.
 void loop_here(uint32_t rounds);
 void loop_as_user(uint32_t rounds);
+// The same with four instructions, which keeps the lower half of the time-stamp counter in `user_time`.
+void clock_as_user(uint32_t rounds);
+extern volatile uint32_t user_time;
 extern char user_loop[];
 
 // The interrupted context: the registers in the order of `pusha`, and the interrupt's stack frame.
@@ -90,6 +93,7 @@ void write_msr(uint32_t msr, uint64_t value);
 void count(const char *at, void (*loop)(uint32_t rounds));
 void take_overflows(const char *at);
 void measure_lateness(const char *at);
+void measure_way(const char *at);
 
 // hostile.c: words that do what a well-behaved guest would not.
 void fuzz_msrs(const char *at);

@@ -60,7 +60,7 @@ fn embed_cpu(folder: &Path, out: &Path) {
     let folders = [folder.to_owned(), folder.join("x86_64"), folder.join("riscv64"), folder.join("bochs")];
     for path in folders.iter().flat_map(|folder| files(folder)) {
         let name = path.strip_prefix(folder).expect("the file is in the directory").display().to_string();
-        if [".c", ".cc", ".h", ".in", ".patch"].iter().any(|suffix| name.ends_with(suffix)) {
+        if [".c", ".cc", ".h", ".in", ".mak", ".patch"].iter().any(|suffix| name.ends_with(suffix)) {
             writeln!(table, "    ({name:?}, include_bytes!({:?})),", path.display().to_string())
                 .expect("writing to a string cannot fail");
         }

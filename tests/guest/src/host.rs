@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ops::RangeInclusive;
 
 use tally_lab::programs::NO_TABLE_OF_EVENTS;
-use tally_lab::{HostPmu, Scenario};
+use tally_lab::{HostPmu, Perfmon, Scenario};
 
 /// A simulated x86-64 host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,24 +29,38 @@ pub(crate) fn set(host: Host) {
     CURRENT.set(host);
 }
 
-/// A processor of AMD's whose PMU makes the mistakes that are known or assumed of real ones.
+/// A processor whose PMU makes the mistakes that are known or assumed of real ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Silicon {
-    /// Zen 2 and 3.
+    /// AMD's Zen 2 and 3.
     Zen2,
-    /// Zen 4 and 5, with PerfMonV2.
+    /// AMD's Zen 4 and 5, with PerfMonV2.
     Zen4,
+    /// Intel's client processors, with version 4 of its PMU.
+    Skylake,
+    /// Intel's server processors, with version 5.
+    Icelake,
 }
 
 impl Silicon {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Zen2, Self::Zen4];
+    pub const ALL: [Self; 4] = [Self::Zen2, Self::Zen4, Self::Skylake, Self::Icelake];
 
     /// Returns the name of the lab's profile.
     pub fn name(self) -> &'static str {
         match self {
             Self::Zen2 => "zen2",
             Self::Zen4 => "zen4",
+            Self::Skylake => "skylake",
+            Self::Icelake => "icelake",
+        }
+    }
+
+    /// Returns the host that such a processor belongs to.
+    pub fn host(self) -> Host {
+        match self {
+            Self::Zen2 | Self::Zen4 => Host::Amd,
+            Self::Skylake | Self::Icelake => Host::Intel,
         }
     }
 
@@ -55,6 +69,7 @@ impl Silicon {
     pub fn skid(self) -> RangeInclusive<u64> {
         match self {
             Self::Zen2 | Self::Zen4 => 1000..=24_800,
+            Self::Skylake | Self::Icelake => 18..=81,
         }
     }
 
@@ -64,6 +79,8 @@ impl Silicon {
         match self {
             Self::Zen2 => host,
             Self::Zen4 => host.pmu(HostPmu::PerfMonV2),
+            Self::Skylake => host.pmu(HostPmu::Intel(Perfmon::V4)),
+            Self::Icelake => host.pmu(HostPmu::Intel(Perfmon::V5)),
         }
     }
 }

@@ -7,6 +7,7 @@
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::env;
 use std::fmt::Write;
 use std::fs;
 use std::path::PathBuf;
@@ -97,11 +98,12 @@ pub fn on_intel(tests: Vec<Test>) -> Vec<Test> {
     tests.into_iter().map(|test| Test { name: named(test.name), host: Host::Intel, ..test }).collect()
 }
 
-/// Returns tests that run the same functions on an AMD host whose PMU misbehaves as those of real processors do, as
-/// `zen2::NAME` or `zen4::NAME`.
+/// Returns tests that run the same functions on a host whose PMU misbehaves as those of real processors do, as
+/// `zen2::NAME`, `skylake::NAME`, and so on.
 pub fn on_silicon(silicon: Silicon, tests: Vec<Test>) -> Vec<Test> {
     let named = |name| &*Box::leak(format!("{}::{name}", silicon.name()).into_boxed_str());
-    let on = |test: Test| Test { name: named(test.name), silicon: Some(silicon), ..test };
+    let host = silicon.host();
+    let on = |test: Test| Test { name: named(test.name), host, silicon: Some(silicon), ..test };
     tests.into_iter().map(on).collect()
 }
 
@@ -124,7 +126,8 @@ const SLOWEST_SHOWN: usize = 10;
 
 static TIER: OnceLock<Tier> = OnceLock::new();
 
-/// Returns true if tests of the second tier run, too.
+/// Returns true if tests of the second tier run, too, in this run of the program or, with `TALLY_BOTH_TIERS` set, in
+/// another.
 pub fn runs_second_tier() -> bool {
     TIER.get() == Some(&Tier::Second)
 }
@@ -134,7 +137,9 @@ pub fn runs_second_tier() -> bool {
 pub fn main(mut tests: Vec<Test>) -> ExitCode {
     let mut arguments = Arguments::from_args();
     let runs_second_tier = arguments.include_ignored || arguments.ignored;
-    TIER.get_or_init(|| if runs_second_tier { Tier::Second } else { Tier::First });
+    // Whoever runs the tiers one after the other wants of the first what it does in a run of both.
+    let is_thorough = runs_second_tier || env::var_os("TALLY_BOTH_TIERS").is_some();
+    TIER.get_or_init(|| if is_thorough { Tier::Second } else { Tier::First });
     if arguments.filter.is_none() {
         let all = tests.len();
         tests.retain(|test| test.tier != Tier::Third);

@@ -7,6 +7,7 @@ mod booting;
 mod ending;
 mod older_host;
 mod refusals;
+mod silicon;
 mod snapshots;
 
 use std::sync::LazyLock;
@@ -22,7 +23,8 @@ use tally_lab::passt;
 
 /// The tests of this module and those below it.
 pub fn tests() -> Vec<Test> {
-    let below = [booting::tests, ending::tests, older_host::tests, refusals::tests, snapshots::tests];
+    let below =
+        [booting::tests, ending::tests, older_host::tests, refusals::tests, silicon::tests, snapshots::tests];
     below.into_iter().flat_map(|tests| tests()).chain(own()).collect()
 }
 
@@ -76,8 +78,9 @@ fn measured(text: &str) {
 fn on_two_cpus() -> String {
     format!(
         "nproc
-        for cpu in 1 2; do taskset $cpu {STAT} -e instructions:u $1 2>&1 & done
+        for cpu in 1 2; do taskset $cpu {STAT} -e instructions:u $1 2>/tmp/counted$cpu & done
         wait
+        cat /tmp/counted*
         for cpu in 1 2; do
             taskset $cpu perf record -q --sample-cpu -e instructions:u -c {PERIOD} -o /tmp/data$cpu $1 &
         done

@@ -40,8 +40,10 @@ class bxInstruction_c;
 #define BX_INSTR_EXCEPTION(cpu_id, vector, error_code) \
     LAB_PMU(cpu_id).leave(BX_CPU_THIS_PTR icount)
 #define BX_INSTR_INTERRUPT(cpu_id, vector) LAB_PMU(cpu_id).no_instruction()
+#define BX_INSTR_HWINTERRUPT(cpu_id, vector, cs, eip) LAB_PMU(cpu_id).interrupted()
 #define BX_INSTR_VMEXIT(cpu_id, reason, qualification) \
-    LAB_PMU(cpu_id).leave(BX_CPU_THIS_PTR icount)
+    (LAB_PMU(cpu_id).leave(BX_CPU_THIS_PTR icount), LAB_PMU(cpu_id).exited(BX_CPU_THIS_PTR icount))
+#define BX_INSTR_HLT(cpu_id) LAB_PMU(cpu_id).halted(BX_CPU_THIS_PTR icount)
 #define BX_INSTR_TLB_CNTRL(cpu_id, what, value) \
     ((what) == BX_INSTR_MOV_CR3 ? LAB_PMU(cpu_id).new_address_space() : (void)0)
 #define BX_INSTR_RESET(cpu_id, type) \
@@ -51,12 +53,10 @@ class bxInstruction_c;
 #define BX_INSTR_EXIT_ENV()
 #define BX_INSTR_INITIALIZE(cpu_id)
 #define BX_INSTR_EXIT(cpu_id)
-#define BX_INSTR_HLT(cpu_id)
 #define BX_INSTR_MWAIT(cpu_id, addr, len, flags)
 #define BX_INSTR_DEBUG_PROMPT()
 #define BX_INSTR_DEBUG_CMD(cmd)
 #define BX_INSTR_OPCODE(cpu_id, i, opcode, len, is32, is64)
-#define BX_INSTR_HWINTERRUPT(cpu_id, vector, cs, eip)
 #define BX_INSTR_CLFLUSH(cpu_id, laddr, paddr)
 #define BX_INSTR_CACHE_CNTRL(cpu_id, what)
 #define BX_INSTR_PREFETCH_HINT(cpu_id, what, seg, offset)

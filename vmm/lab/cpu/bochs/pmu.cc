@@ -29,6 +29,7 @@ static const Bit64u STATUS_CTR_FRZ = BX_CONST64(1) << 59;
 /* IA32_PERF_GLOBAL_INUSE: a counter has its interrupt enabled */
 static const Bit64u INUSE_PMI = BX_CONST64(1) << 63;
 static const Bit64u STATUS_LBR_FRZ = BX_CONST64(1) << 58;
+static const Bit64u STATUS_COND_CHGD = BX_CONST64(1) << 63;
 /* IA32_DEBUGCTL. BTF is kept, but Bochs does not implement it. */
 static const Bit64u DEBUGCTL_LBR = 1 << 0, DEBUGCTL_BTF = 1 << 1;
 static const Bit64u DEBUGCTL_FREEZE_LBRS_ON_PMI = 1 << 11, DEBUGCTL_FREEZE_ON_PMI = 1 << 12;
@@ -63,6 +64,35 @@ static unsigned version()
     if (!chosen) {
         const char *text = getenv("LAB_PERFMON");
         chosen = text ? atoi(text) : 5;
+    }
+    return chosen;
+}
+
+/* Silicon mode: the variable LAB_SILICON, as `KNOB=VALUE,...`. */
+static LabSilicon knobs()
+{
+    LabSilicon chosen = {};
+    const struct { const char *name; Bit32u *knob; } names[] = {
+        { "silicon-seed", &chosen.seed },
+        { "skid-least", &chosen.skid_least },
+        { "skid-most", &chosen.skid_most },
+        { "skid-tail", &chosen.skid_tail },
+        { "pmi-again", &chosen.pmi_again },
+        { "pmi-at-exit", &chosen.pmi_at_exit },
+        { "interrupt-branch", &chosen.interrupt_branch },
+        { "cond-changed", &chosen.cond_changed },
+    };
+    const char *text = getenv("LAB_SILICON");
+
+    while (text && *text) {
+        const char *value = strchr(text, '=');
+        if (!value)
+            break;
+        for (const auto &name : names)
+            if (!strncmp(text, name.name, value - text) && !name.name[value - text])
+                *name.knob = strtoul(value + 1, NULL, 0);
+        text = strchr(value, ',');
+        text += text != NULL;
     }
     return chosen;
 }
@@ -135,6 +165,8 @@ void lab_pmu_t::reset(unsigned id, Bit64u icount)
     mode = &modes[0];
     since = icount;
     global_control = (1 << general()) - 1;
+    silicon = knobs();
+    pmi_due = NEVER;
     for (lab_counter &counter : counters)
         counter.event = LAB_NO_EVENT;
     configure();
@@ -162,6 +194,8 @@ void lab_pmu_t::enter(unsigned next, Bit64u icount)
 void lab_pmu_t::check(Bit64u now)
 {
     book(now);
+    if (now >= pmi_due)
+        interrupt(now);
     arm(now);
 }
 
@@ -188,7 +222,7 @@ void lab_pmu_t::book(Bit64u now)
             if (counters[n].on && counters[n].in_mode[m]) {
                 add(&counters[n], happened[LAB_CYCLES], happened[counters[n].event]);
                 if (counters[n].value > WIDTH_MASK)
-                    overflow(n);
+                    overflow(n, now);
             }
         }
     }
@@ -224,17 +258,28 @@ void lab_pmu_t::add(lab_counter *counter, Bit64u cycles, Bit64u events)
     counter->was_true = last_is_true;
 }
 
-/*
- * SDM, "Architectural Performance Monitoring Version 4": with
- * FREEZE_PERFMON_ON_PMI, a PMI sets CTR_FRZ, and all counters stand still until
- * it is cleared. In earlier versions it clears IA32_PERF_GLOBAL_CTRL.
- */
-void lab_pmu_t::overflow(unsigned n)
+void lab_pmu_t::overflow(unsigned n, Bit64u now)
 {
     counters[n].value &= WIDTH_MASK;
     global_status |= BX_CONST64(1) << bit_of(n);
     if (!counters[n].interrupts)
         return;
+    if (silicon.skid_most)
+        interrupt_later(now);
+    else
+        interrupt(now);
+}
+
+/*
+ * SDM, "Architectural Performance Monitoring Version 4": with
+ * FREEZE_PERFMON_ON_PMI, a PMI sets CTR_FRZ, and all counters stand still until
+ * it is cleared. In earlier versions it clears IA32_PERF_GLOBAL_CTRL.
+ */
+void lab_pmu_t::interrupt(Bit64u now)
+{
+    pmi_due = NEVER;
+    if (lab_silicon_one_in(&silicon, cpu, silicon.cond_changed))
+        global_status |= STATUS_COND_CHGD;
     if (debug_control & DEBUGCTL_FREEZE_LBRS_ON_PMI) {
         if (version() >= 4)
             global_status |= STATUS_LBR_FRZ;
@@ -250,6 +295,22 @@ void lab_pmu_t::overflow(unsigned n)
             counter.on = false;
     }
     BX_CPU(cpu)->lapic->perfmon_interrupt();
+    if (lab_silicon_one_in(&silicon, cpu, silicon.pmi_again))
+        interrupt_later(now);
+}
+
+/* Has the interrupt come once its skid is over, or with one that is under way. */
+void lab_pmu_t::interrupt_later(Bit64u now)
+{
+    if (pmi_due == NEVER)
+        pmi_due = now + lab_silicon_skid(&silicon, cpu);
+}
+
+void lab_pmu_t::interrupt_now(Bit64u now)
+{
+    book(now);
+    interrupt(now);
+    arm(now);
 }
 
 /*
@@ -273,7 +334,7 @@ void lab_pmu_t::arm(Bit64u now)
                 left = BX_MIN(left, BX_MAX(cycles, 1));
             }
         }
-        modes[m].deadline = now + left;
+        modes[m].deadline = BX_MIN(now + left, pmi_due);
     }
     if (in != NOWHERE)
         deadline = mode->deadline;

@@ -13,6 +13,8 @@
 #ifndef LAB_PMU_H
 #define LAB_PMU_H
 
+#include "silicon.h"
+
 enum lab_event {
     LAB_CYCLES,         /* ticks of the clock while the CPU is not halted */
     LAB_INSTRUCTIONS,
@@ -121,6 +123,21 @@ public:
 
     void no_instruction() { insn = NULL; }
 
+    /* An interrupt or NMI is delivered. Not by the SDM a branch; see silicon mode. */
+    void interrupted() { modes[KERNEL].n[LAB_BRANCHES] += silicon.interrupt_branch; }
+
+    /* A VM exit, or a halt: an interrupt that is under way may come now, or does. */
+    void exited(Bit64u icount)
+    {
+        if (pmi_due != NEVER && lab_silicon_one_in(&silicon, cpu, silicon.pmi_at_exit))
+            interrupt_now(icount);
+    }
+    void halted(Bit64u icount)
+    {
+        if (pmi_due != NEVER)
+            interrupt_now(icount);
+    }
+
     void new_address_space();
     void reset(unsigned cpu, Bit64u icount);
 
@@ -145,6 +162,8 @@ private:
     /* Modes. NOWHERE is that of an instruction that is booked already. */
     enum { KERNEL = 0, USER = 1, NOWHERE = 2 };
 
+    static const Bit64u NEVER = ~BX_CONST64(0);
+
     Bit8u in;                       /* mode in which the present instruction began */
     bool predicts, caches;          /* a counter that is on needs a model */
     bool watches_branches;          /* one of them, or the records do */
@@ -161,6 +180,8 @@ private:
     lab_counter counters[LAB_COUNTERS];
     Bit64u select[LAB_GENERAL], fixed_control, global_control, global_status;
     Bit64u debug_control;
+    LabSilicon silicon;
+    Bit64u pmi_due;                 /* icount at which an overflow's interrupt comes */
     PMUModel *model = NULL;
 
     void attribute(Bit64u now);
@@ -168,7 +189,10 @@ private:
     void check(Bit64u now);
     void book(Bit64u now);
     void add(lab_counter *counter, Bit64u cycles, Bit64u events);
-    void overflow(unsigned n);
+    void overflow(unsigned n, Bit64u now);
+    void interrupt(Bit64u now);
+    void interrupt_later(Bit64u now);
+    void interrupt_now(Bit64u now);
     void arm(Bit64u now);
     void retire_now();
     void configure();

@@ -82,6 +82,43 @@ static void raise_overflow(CPURISCVState *env)
     cs->can_do_io = can_do_io;
 }
 
+static void skid_is_over(void *opaque)
+{
+    raise_overflow(opaque);
+}
+
+/*
+ * A counter has overflowed. In silicon mode its interrupt may come later, or
+ * with one that is under way, or not at all.
+ */
+static void overflowed(CPURISCVState *env)
+{
+    RISCVCPU *cpu = env_archcpu(env);
+    CPUState *cs = env_cpu(env);
+    LabSilicon *silicon = &cpu->pmu_silicon;
+    uint32_t can_do_io = cs->can_do_io;
+
+    if (lab_silicon_one_in(silicon, cs->cpu_index, silicon->pmi_lost)) {
+        return;
+    }
+    if (!silicon->skid_most) {
+        raise_overflow(env);
+        return;
+    }
+    if (!cpu->pmu_skid_timer) {
+        cpu->pmu_skid_timer =
+            timer_new_ns(QEMU_CLOCK_VIRTUAL, skid_is_over, env);
+    }
+    if (timer_pending(cpu->pmu_skid_timer)) {
+        return;
+    }
+    cs->can_do_io = 1;
+    timer_mod(cpu->pmu_skid_timer,
+              qemu_clock_get_ns(QEMU_CLOCK_VIRTUAL) +
+              icount_to_ns(lab_silicon_skid(silicon, cs->cpu_index)));
+    cs->can_do_io = can_do_io;
+}
+
 static void add(CPURISCVState *env, int i, uint64_t n)
 {
     PMUCTRState *counter = &env->pmu_ctrs[i];
@@ -92,7 +129,7 @@ static void add(CPURISCVState *env, int i, uint64_t n)
         env_archcpu(env)->cfg.ext_sscofpmf &&
         !(env->mhpmevent_val[i] & MHPMEVENT_BIT_OF)) {
         env->mhpmevent_val[i] |= MHPMEVENT_BIT_OF;
-        raise_overflow(env);
+        overflowed(env);
     }
 }
 

@@ -14,39 +14,10 @@
 #include "sysemu/cpu-timers.h"
 #include "pmu-event.h"
 
-/* One interrupt in so many has the long tail's skid. */
-#define TAIL_EVERY 256
-
-/* xorshift64*: the same seed and the same program have the same mistakes. */
-static uint32_t draw(CPUX86State *env)
-{
-    X86PMUSilicon *s = &env_archcpu(env)->pmu_silicon;
-
-    if (!s->random) {
-        s->random = (s->seed + 1ull) * 0x9e3779b97f4a7c15 +
-                    env_cpu(env)->cpu_index;
-    }
-    s->random ^= s->random >> 12;
-    s->random ^= s->random << 25;
-    s->random ^= s->random >> 27;
-    return s->random * 0x2545f4914f6cdd1d >> 32;
-}
-
 static bool one_in(CPUX86State *env, uint32_t n)
 {
-    return n && draw(env) % n == 0;
-}
-
-static uint32_t draw_skid(CPUX86State *env)
-{
-    X86PMUSilicon *s = &env_archcpu(env)->pmu_silicon;
-    uint32_t least = s->skid_least, most = s->skid_most;
-
-    if (s->skid_tail > most && one_in(env, TAIL_EVERY)) {
-        least = most;
-        most = s->skid_tail;
-    }
-    return least + draw(env) % (MAX(most, least) - least + 1);
+    return lab_silicon_one_in(&env_archcpu(env)->pmu_silicon,
+                              env_cpu(env)->cpu_index, n);
 }
 
 static void skid_is_over(void *opaque);
@@ -57,7 +28,7 @@ static void deliver_later(CPUX86State *env)
     X86CPU *cpu = env_archcpu(env);
     CPUState *cs = env_cpu(env);
     uint32_t can_do_io = cs->can_do_io;
-    uint32_t skid = draw_skid(env);
+    uint32_t skid = lab_silicon_skid(&cpu->pmu_silicon, cs->cpu_index);
 
     if (!cpu->pmu_skid_timer) {
         cpu->pmu_skid_timer =

@@ -83,7 +83,7 @@ pub fn released(package: &str, options: &str, progress: &mut Progress) -> Result
     progress.long_step(format!("compiling {package} for riscv64"));
     let mut command = cargo(&toolchain);
     command.env(variable("RUSTFLAGS"), format!("{RUSTFLAGS} {options}"));
-    command.args(["build", "--bins", "--locked", "--release", "--target-dir", "target/dist"]);
+    command.args(["build", "--bins", "--locked", "--profile", "dist", "--target-dir", "target/dist"]);
     run(command, package, progress)
 }
 

@@ -4,22 +4,31 @@
 use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
 
-/// What can be turned: properties of the lab CPU, each of which is 0 on a processor without mistakes.
-const KNOBS: [&str; 8] = [
-    "silicon-seed",
-    "skid-least",
-    "skid-most",
-    "skid-tail",
-    "pmi-again",
-    "pmi-at-exit",
-    "entry-tick",
-    "status-junk",
+use super::board::Processor::{self, Amd, Intel, Riscv64};
+
+/// What can be turned, and on which lab CPUs: properties that are each 0 on a processor without mistakes.
+const KNOBS: [(&str, &[Processor]); 11] = [
+    ("silicon-seed", &[Amd, Intel, Riscv64]),
+    ("skid-least", &[Amd, Intel, Riscv64]),
+    ("skid-most", &[Amd, Intel, Riscv64]),
+    ("skid-tail", &[Amd, Intel, Riscv64]),
+    ("pmi-again", &[Amd, Intel]),
+    ("pmi-at-exit", &[Amd, Intel]),
+    ("pmi-lost", &[Riscv64]),
+    ("entry-tick", &[Amd]),
+    ("interrupt-branch", &[Intel]),
+    ("cond-changed", &[Intel]),
+    ("status-junk", &[Amd]),
 ];
 
-/// Processors, and what they do. The PMU of `zen4` has global registers (PerfMonV2), whose status has reserved bits.
-const PROFILES: [(&str, &str); 2] = [
+/// Processors, and what they do. The PMU of `zen4` has global registers (PerfMonV2), whose status has reserved bits;
+/// that of `skylake` is of version 4, and that of `icelake` of version 5.
+const PROFILES: [(&str, &str); 5] = [
     ("zen2", "skid-least=1000,skid-most=5043,skid-tail=24779,pmi-again=20,pmi-at-exit=20,entry-tick=1"),
     ("zen4", "zen2,status-junk=0x0f00000000000f00"),
+    ("skylake", "icelake,cond-changed=20"),
+    ("icelake", "skid-least=18,skid-most=31,skid-tail=81,pmi-again=1000,pmi-at-exit=20,interrupt-branch=1"),
+    ("riscv", "skid-most=50"),
 ];
 
 /// The values of the knobs of a processor.
@@ -35,9 +44,15 @@ impl Silicon {
         })
     }
 
+    /// Returns a knob that is turned, and that a host with this processor does not have.
+    pub fn missing_on(&self, processor: Processor) -> Option<&'static str> {
+        let turned = KNOBS.iter().zip(self.0).filter(|(_, value)| *value != 0).map(|(knob, _)| knob);
+        turned.into_iter().find_map(|(knob, on)| (!on.contains(&processor)).then_some(*knob))
+    }
+
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
-        let at = KNOBS.iter().position(|knob| *knob == name);
-        let at = at.ok_or_else(|| format!("the knobs are {}", KNOBS.join(", ")))?;
+        let at = KNOBS.iter().position(|(knob, _)| *knob == name);
+        let at = at.ok_or_else(|| format!("the knobs are {}", KNOBS.map(|(knob, _)| knob).join(", ")))?;
         let hex = value.strip_prefix("0x");
         let parsed = hex.map_or_else(|| value.parse(), |hex| u64::from_str_radix(hex, 16));
         self.0[at] = parsed.map_err(|_| format!("{value} is no number"))?;
@@ -47,7 +62,7 @@ impl Silicon {
 
 fn profile(name: &str) -> Result<&'static str, String> {
     let found = PROFILES.iter().find(|(profile, _)| *profile == name);
-    let names = || format!("the profiles are {}", PROFILES.map(|(profile, _)| profile).join(" and "));
+    let names = || format!("the profiles are {}", PROFILES.map(|(profile, _)| profile).join(", "));
     found.map(|(_, knobs)| *knobs).ok_or_else(names)
 }
 
@@ -62,11 +77,11 @@ impl FromStr for Silicon {
     }
 }
 
-/// Writes the properties of the lab CPU, each with a comma before it.
+/// Writes the lab CPU's properties that are not 0, each with a comma before it.
 impl Display for Silicon {
     fn fmt(&self, f: &mut Formatter) -> fmt::Result {
         let turned = KNOBS.iter().zip(self.0).filter(|(_, value)| *value != 0);
-        turned.into_iter().try_for_each(|(knob, value)| write!(f, ",{knob}={value:#x}"))
+        turned.into_iter().try_for_each(|((knob, _), value)| write!(f, ",{knob}={value:#x}"))
     }
 }
 
@@ -86,8 +101,17 @@ mod tests {
             parse("zen4").unwrap().to_string().ends_with(",entry-tick=0x1,status-junk=0xf00000000000f00")
         );
         assert_eq!(Silicon::default().to_string(), "");
+        for (text, processor, missing) in [
+            ("zen4", Amd, None),
+            ("zen2", Intel, Some("entry-tick")),
+            ("skylake", Intel, None),
+            ("icelake", Amd, Some("interrupt-branch")),
+            ("riscv,pmi-lost=7", Riscv64, None),
+        ] {
+            assert_eq!(parse(text).unwrap().missing_on(processor), missing, "{text}");
+        }
         for (text, error) in [
-            ("zen9", "the profiles are zen2 and zen4"),
+            ("zen9", "the profiles are zen2, zen4, skylake, icelake, riscv"),
             ("skid=1", "the knobs are silicon-seed, skid-least"),
             ("skid-most=x", "x is no number"),
         ] {

@@ -3,17 +3,19 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 
-use guest_images::Progress;
+use guest_images::{Progress, child};
 use tally_lab::{Error, Result};
 
 /// Returns the path of a program. Builds the program first if it is missing and its source exists.
 pub fn program(name: &'static str, progress: &mut Progress) -> Result<PathBuf> {
     let here = env::current_exe().map_err(|source| Error::System { action: "find this program", source })?;
     let program = here.with_file_name(name);
-    if !program.is_file() {
-        build(name, &here, progress)?;
+    if !program.is_file()
+        && let Some(building) = begin(name, &here)?
+    {
+        building.finish(progress)?;
     }
     if program.is_file() {
         Ok(program)
@@ -23,11 +25,32 @@ pub fn program(name: &'static str, progress: &mut Progress) -> Result<PathBuf> {
     }
 }
 
-/// Builds `tally` if its source has changed and this program was started by cargo.
-pub fn update_tally(progress: &mut Progress) -> Result<()> {
+/// Begins to build `tally` if this program was started by cargo, as its source may have changed.
+pub fn begin_tally() -> Result<Option<Building>> {
     match env::current_exe() {
-        Ok(here) if env::var_os("CARGO").is_some() => build("tally", &here, progress),
-        _ => Ok(()),
+        Ok(here) if env::var_os("CARGO").is_some() => begin("tally", &here),
+        _ => Ok(None),
+    }
+}
+
+/// A build by cargo, which goes on while other things are done.
+pub struct Building {
+    cargo: Child,
+    name: &'static str,
+}
+
+impl Building {
+    /// Waits for the end of the build.
+    pub fn finish(mut self, progress: &mut Progress) -> Result<()> {
+        progress.long_step(format!("building {}", self.name));
+        let status = self.cargo.wait();
+        progress.done();
+        let status = status.map_err(|source| Error::System { action: "wait for cargo", source })?;
+        if status.success() {
+            Ok(())
+        } else {
+            Err(Error::Command(format!("cargo build --package {}", package(self.name))))
+        }
     }
 }
 
@@ -35,23 +58,22 @@ fn package(program: &str) -> &'static str {
     if program == "tally" { "tally" } else { env!("CARGO_PKG_NAME") }
 }
 
-/// Builds a program with the profile and into the target directory of the one at `here`. Does nothing if `here` is not
-/// in a target directory of cargo's, as for an installed program.
-fn build(name: &str, here: &Path, progress: &mut Progress) -> Result<()> {
-    let Some(source) = tally_lab::source() else { return Ok(()) };
+/// Begins to build a program with the profile and into the target directory of the one at `here`. Does nothing if
+/// `here` is not in a target directory of cargo's, as for an installed program.
+fn begin(name: &'static str, here: &Path) -> Result<Option<Building>> {
+    let Some(source) = tally_lab::source() else { return Ok(None) };
     // TARGET_DIR/TARGET/PROFILE/tally-lab
     let mut folders = here.ancestors().skip(1);
     let profile = folders.next().and_then(Path::file_name).and_then(|name| name.to_str());
-    let (Some(profile), Some(target)) = (profile, folders.nth(1)) else { return Ok(()) };
+    let (Some(profile), Some(target)) = (profile, folders.nth(1)) else { return Ok(None) };
     if !target.join("CACHEDIR.TAG").is_file() || !source.join("Cargo.toml").is_file() {
-        return Ok(());
+        return Ok(None);
     }
-    progress.long_step(format!("building {name}"));
-    let package = package(name);
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet", "--package", package, "--bin", name]);
+    cargo.args(["build", "--quiet", "--package", package(name), "--bin", name]);
     cargo.args(["--profile", if profile == "debug" { "dev" } else { profile }]);
-    let status = cargo.arg("--target-dir").arg(target).current_dir(source).status();
-    let status = status.map_err(|source| Error::System { action: "run cargo", source })?;
-    if status.success() { Ok(()) } else { Err(Error::Command(format!("cargo build --package {package}"))) }
+    child::die_with_this_process(&mut cargo, child::Death::Terminate);
+    let cargo = cargo.arg("--target-dir").arg(target).current_dir(source).spawn();
+    let cargo = cargo.map_err(|source| Error::System { action: "run cargo", source })?;
+    Ok(Some(Building { cargo, name }))
 }

@@ -23,9 +23,12 @@ const MEMORY_MIB: u32 = 2048;
 
 /// Builds what is missing, and boots the guest. Returns the status of its command.
 pub fn run(progress: &mut Progress) -> Result<u8> {
-    beside::update_tally(progress)?;
+    // What is downloaded comes while cargo compiles.
+    let tally = beside::begin_tally()?;
+    let finish = |progress: &mut Progress| tally.map_or(Ok(()), |tally| tally.finish(progress));
     let Some(obstacle) = host::obstacle() else {
         default_guest(progress)?;
+        finish(progress)?;
         progress.done();
         let program = beside::program("tally", progress)?;
         let status = Command::new(&program).args(["run", "--"]).args(COMMAND).status();
@@ -36,8 +39,8 @@ pub fn run(progress: &mut Progress) -> Result<u8> {
     eprintln!(
         "tally-lab: {obstacle}, so the guest runs on a simulated host (building that takes minutes, once)"
     );
-    let run =
-        tally::Run::new(COMMAND.map(OsString::from).into(), Suite::default().into(), MEMORY_MIB, progress)?;
     tally_lab::build(Processor::Amd, progress)?;
-    run.run(progress)
+    finish(progress)?;
+    tally::Run::new(COMMAND.map(OsString::from).into(), Suite::default().into(), MEMORY_MIB, progress)?
+        .run(progress)
 }

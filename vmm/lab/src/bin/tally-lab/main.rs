@@ -155,7 +155,7 @@ struct MachineOptions {
     /// Version of the host's PMU: 2 (amd), or 2, 4 or 5 (intel)
     #[arg(long, value_name = "VERSION", value_parser = perfmon)]
     perfmon: Option<Perfmon>,
-    /// Mistakes of an AMD host's PMU: zen2, zen4, or KNOB=VALUE
+    /// Mistakes of the host's PMU: zen2, zen4 (amd), skylake, icelake (intel), riscv, or KNOB=VALUE
     #[arg(long, value_name = "PROFILE")]
     silicon: Option<Silicon>,
     #[command(flatten)]
@@ -242,8 +242,10 @@ impl MachineOptions {
     fn check(&self) -> Result<()> {
         let processor = self.kind.host.processor();
         self.kind.check()?;
-        let of_amd = [(self.perfmon_v2, "--perfmon-v2"), (self.silicon.is_some(), "--silicon")];
-        self.kind.refuse(&of_amd, processor == Processor::Amd)?;
+        self.kind.refuse(&[(self.perfmon_v2, "--perfmon-v2")], processor == Processor::Amd)?;
+        if let Some(knob) = self.silicon.and_then(|silicon| silicon.missing_on(processor)) {
+            self.kind.refuse(&[(true, knob)], false)?;
+        }
         let has_it = match processor {
             Processor::Amd => self.perfmon.is_none_or(|version| version == Perfmon::V2),
             Processor::Intel => true,

@@ -18,6 +18,7 @@ pub const BOCHS: Simulator = Simulator {
     places: &[
         ("bochs/console.", "iodev/lab_console."),
         ("bochs/pmu.", "instrument/lab/pmu."),
+        ("silicon.", "instrument/lab/silicon."),
         ("bochs/instrument.", "instrument/lab/instrument."),
         ("bochs/Makefile.", "instrument/lab/Makefile."),
         ("x86_64/pmu-model.", "instrument/lab/pmu-model."),
@@ -49,7 +50,7 @@ pub const BOCHS: Simulator = Simulator {
         "CXXFLAGS=-O3 -w",
     ],
     // Bochs' Makefiles do not know all uses of these.
-    headers: &["bochs/hooks.patch", "bochs/instrument.h", "bochs/pmu.h", "bochs/Makefile.in"],
+    headers: &["bochs/hooks.patch", "bochs/instrument.h", "bochs/pmu.h", "silicon.h", "bochs/Makefile.in"],
     tools: &tools::COMPILING_BOCHS,
     compiling: |program| {
         let mut command = Command::new("sh");

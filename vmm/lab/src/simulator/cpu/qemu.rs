@@ -13,10 +13,20 @@ pub const QEMU: Simulator = Simulator {
     unpack: |repository, into, progress| repository.unpack_source("qemu", into, progress),
     tree: "lab-cpu-tree",
     hooks: "hooks.patch",
-    places: &[("x86_64/", "target/i386/tcg/sysemu/"), ("riscv64/", "target/riscv/")],
+    places: &[
+        ("x86_64/devices.", "configs/devices/x86_64-softmmu/devices."),
+        ("riscv64/devices.", "configs/devices/riscv64-softmmu/devices."),
+        ("x86_64/", "target/i386/tcg/sysemu/"),
+        ("riscv64/", "target/riscv/"),
+        ("silicon.", "include/silicon."),
+    ],
     configure: &[
         "--target-list=x86_64-softmmu,riscv64-softmmu",
         "--without-default-features",
+        // Only the devices that the simulated hosts have.
+        "--without-default-devices",
+        "--with-devices-x86_64=devices",
+        "--with-devices-riscv64=devices",
         "--enable-tcg",
         "--enable-fdt=system",
         "--disable-docs",
@@ -26,7 +36,7 @@ pub const QEMU: Simulator = Simulator {
         "--disable-stack-protector",
         "--disable-qom-cast-debug",
     ],
-    headers: &[],
+    headers: &["x86_64/devices.mak", "riscv64/devices.mak"],
     tools: &tools::COMPILING_QEMU,
     compiling: |program| {
         let mut command = Command::new("ninja");

@@ -81,6 +81,7 @@ pub fn command(
         HostPmu::PerfCtrCore | HostPmu::PerfMonV2 => Perfmon::default(),
     };
     command.env("LAB_PERFMON", version.number().to_string());
+    command.env("LAB_SILICON", shape.silicon.to_string().trim_start_matches(','));
     let mut ports = vec![
         format!("1={}", channels.stdout),
         format!("2={}", channels.stderr),

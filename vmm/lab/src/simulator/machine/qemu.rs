@@ -41,7 +41,7 @@ fn board(processor: Processor, pmu: HostPmu, silicon: Silicon) -> Board {
     if processor == Processor::Riscv64 {
         return Board {
             machine: "virt,aia=aplic-imsic,aia-guests=3",
-            cpu: RISCV.to_owned(),
+            cpu: format!("{RISCV}{silicon}"),
             firmware: "fw_dynamic.bin",
         };
     }

@@ -18,16 +18,19 @@ enum Value {
     Disk,
     /// A directory.
     Share,
+    /// A directory that would be too much to copy.
+    Root,
     /// A file that `tally` creates.
     Created,
 }
 
-const OPTIONS: [(&str, Value); 7] = [
+const OPTIONS: [(&str, Value); 8] = [
     ("--kernel", Value::Files),
     ("--initrd", Value::Files),
     ("--pmu-policy", Value::Files),
     ("--disk", Value::Disk),
     ("--share", Value::Share),
+    ("--root", Value::Root),
     ("--flamegraph", Value::Created),
     ("--pmu-log", Value::Created),
 ];
@@ -98,6 +101,10 @@ impl Localised {
                 Value::Files => localised.files(&value),
                 Value::Disk => localised.disk(&value)?,
                 Value::Share => localised.share(&value)?,
+                Value::Root => {
+                    let why = "a root is not copied to the simulated host; --share brings a folder";
+                    return Err(refused("--root", Path::new(&value), why));
+                }
                 Value::Created => localised.created(option, value)?,
             };
             if joined {
@@ -397,6 +404,7 @@ mod tests {
     fn what_cannot_be_copied_to_the_host_is_refused() {
         assert!(refusal(&["--share", "/no/such"]).starts_with("--share /no/such: No such file"));
         assert_eq!(refusal(&["--share", "/etc/passwd"]), "--share /etc/passwd: not a folder");
+        assert!(refusal(&["--root", "/"]).starts_with("--root /: a root is not copied"));
         assert!(refusal(&["--share", "/usr"]).contains("has a /usr/bin of its own"));
         assert!(refusal(&["--share=/proc/self"]).contains("has a /proc of its own"));
         assert!(refusal(&["--disk", "/dev/null"]).contains("only regular files"));
