@@ -4,7 +4,8 @@
 //! and inodes are found as [`host`] describes, so that no request reaches anything outside of the directory. There is
 //! one exception: if the host moves an inode out of the directory while the guest has a reference to it, the guest
 //! keeps access to that inode, as any process would. It does not get access to what is above or beside the inode.
-//! Mounts inside of the directory are shared too, except for procfs.
+//! Mounts inside of the directory are shared too, except for procfs. Of a directory that becomes a guest's root, the
+//! guest does not see some things ([`view`]).
 //!
 //! **Owners and types.** Files of the user and of the group that run this program belong to root in the guest, so that
 //! git and perf treat them as the guest's own. Other files keep their numeric IDs. Files that the guest creates belong
@@ -15,8 +16,8 @@
 //! symbolic links; the guest resolves them in its own namespace.
 //!
 //! **Caching.** The guest caches names and attributes for one second. It drops the cached data of a file when it opens
-//! the file, and when it sees that the size or the time of the last change differs. Writes reach the host at once.
-//! Locks are local to the guest.
+//! the file, and when it sees that the size or the time of the last change differs. Of a root's files, it keeps what
+//! has not changed since it last opened them ([`kept`]). Writes reach the host at once. Locks are local to the guest.
 //!
 //! **Limits.** All shares of a guest together use at most a quarter of the file descriptors that the process may have
 //! (`RLIMIT_NOFILE` when the share is opened). Each share gets an equal part: half of that for open files and
@@ -36,12 +37,14 @@ mod files;
 mod folders;
 mod handles;
 mod host;
+mod kept;
 mod message;
 mod names;
 mod nodes;
 mod state;
 #[cfg(test)]
 mod tests;
+mod view;
 mod wire;
 
 use crate::access::Access;
@@ -50,16 +53,20 @@ use crate::state::DeviceError;
 use attributes::Owner;
 use folders::Entries;
 use handles::Handles;
-use host::{Host, Writable};
+use host::{Host, PathFd, Writable};
+use kept::Kept;
 use message::{Body, MAX_TRANSFER, Reply};
 use nodes::{Limits, Nodes};
 pub use state::ShareState;
+use view::View;
+pub use view::{Mounts, Root};
 use wire::{InHeader, InitIn, InitOut, init, op};
 
 /// Error: a directory cannot be shared.
 #[derive(Debug, thiserror::Error)]
-#[error("--share {}: {cause}", path.display())]
+#[error("{option} {}: {cause}", path.display())]
 pub struct ShareError {
+    option: &'static str,
     path: PathBuf,
     cause: Cause,
 }
@@ -97,6 +104,7 @@ struct Server {
     host: Host,
     nodes: Nodes,
     handles: Handles,
+    kept: Kept,
 }
 
 /// Outcome of a request.
@@ -119,16 +127,39 @@ impl Share {
 
     /// Shares a directory with a guest. `shares` is the number of shares of that guest.
     pub fn open(path: &Path, access: Access, shares: usize) -> Result<Self, ShareError> {
-        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let limits = Limits {
-            nodes: MEMORY.nodes / shares.max(1),
-            name_bytes: MEMORY.name_bytes / shares.max(1),
-            descriptors: descriptors_per_share(limit, shares),
-        };
-        Self::with_limits(path, access, limits).map_err(|cause| ShareError { path: path.into(), cause })
+        let everything = |_: &PathFd| Ok(View::of_everything());
+        Self::with_limits(path, access, everything, limits(shares)).map_err(|cause| ShareError {
+            option: "--share",
+            path: path.into(),
+            cause,
+        })
     }
 
-    fn with_limits(path: &Path, access: Access, limits: Limits) -> Result<Self, Cause> {
+    /// Shares a directory that becomes the guest's root, to be read only. `shares` is the number of shares of that
+    /// guest, with this one.
+    pub fn open_root(root: &Root, shares: usize) -> Result<Self, ShareError> {
+        let view = |opened: &PathFd| View::of_root(root, opened);
+        Self::with_limits(root.path, Access::ReadOnly, view, limits(shares)).map_err(|cause| ShareError {
+            option: "--root",
+            path: root.path.into(),
+            cause,
+        })
+    }
+
+    /// Returns the first part of a path in the directory at which the guest finds no directory, if there is one. Must
+    /// be called before the guest uses the share.
+    pub fn first_missing(&mut self, path: &Path) -> Option<PathBuf> {
+        let missing = self.server.first_missing(path);
+        self.server.reset();
+        missing
+    }
+
+    fn with_limits(
+        path: &Path,
+        access: Access,
+        view: impl FnOnce(&PathFd) -> Result<View, Errno>,
+        limits: Limits,
+    ) -> Result<Self, Cause> {
         let root = Host::open_root(path).map_err(|errno| match errno {
             Errno::NOENT => Cause::Missing,
             Errno::NOTDIR => Cause::NotDirectory,
@@ -142,12 +173,14 @@ impl Share {
         host.access(&root, rustix::fs::Access::READ_OK | rustix::fs::Access::EXEC_OK)
             .map_err(|_| Cause::Denied)?;
         Host::check_openat2(&root).map_err(|_| Cause::NoOpenat2)?;
+        let view = view(&root)?;
         let server = Server {
             access,
             owner: Owner::current(),
             host,
-            nodes: Nodes::new(root, limits)?,
+            nodes: Nodes::new(root, view, limits)?,
             handles: Handles::new(limits.descriptors / Handles::DESCRIPTORS),
+            kept: Kept::default(),
         };
         Ok(Self { server, reply: Reply::new() })
     }
@@ -184,6 +217,16 @@ impl Share {
     }
 }
 
+/// Returns the limits for each of this number of shares.
+fn limits(shares: usize) -> Limits {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    Limits {
+        nodes: MEMORY.nodes / shares.max(1),
+        name_bytes: MEMORY.name_bytes / shares.max(1),
+        descriptors: descriptors_per_share(limit, shares),
+    }
+}
+
 /// Returns the number of file descriptors that one share may use for handles, and again for inodes, if the process is
 /// limited to `limit`.
 fn descriptors_per_share(limit: u64, shares: usize) -> usize {
@@ -201,6 +244,7 @@ impl Server {
     fn reset(&mut self) {
         self.handles.clear();
         self.nodes.clear();
+        self.kept.clear();
     }
 
     fn serve(&mut self, header: &InHeader, body: &mut Body, reply: &mut Reply) -> Response {

@@ -26,7 +26,7 @@ const TERMINALS: [&str; 6] = ["l/linux", "v/vt100", "v/vt220", "x/xterm", "x/xte
 /// Part of the cache keys. Must change when the code here changes what is built from the same inputs.
 const PROGRAMS_RECIPE: &str = "3";
 /// The same for the first archive of the initrd, [`front`].
-const FRONT_RECIPE: &str = "3";
+const FRONT_RECIPE: &str = "4";
 
 /// A kernel and the initrd to boot it with.
 #[derive(Debug, Clone)]
@@ -38,7 +38,7 @@ pub struct Guest {
 
 /// An unpacked kernel of the distribution.
 #[derive(Debug, Clone)]
-pub struct Kernel {
+pub struct UnpackedKernel {
     /// The kernel image: a bzImage, or the architecture's equivalent.
     pub image: PathBuf,
     /// The directory of its modules, such as `/lib/modules/RELEASE`.
@@ -132,7 +132,7 @@ fn programs(cache: &Cache, of: Release, progress: &mut Progress) -> Result<PathB
 }
 
 /// Unpacks the distribution's kernel for virtual machines.
-pub fn kernel(cache: &Cache, of: impl Into<Release>, progress: &mut Progress) -> Result<Kernel> {
+pub fn kernel(cache: &Cache, of: impl Into<Release>, progress: &mut Progress) -> Result<UnpackedKernel> {
     let of = of.into();
     let entry = cache.entry(&versions::kernel_key(of), progress, |progress, entry| {
         let repository = Repository::open(cache, of, progress)?;
@@ -164,7 +164,7 @@ pub fn kernel(cache: &Cache, of: impl Into<Release>, progress: &mut Progress) ->
         versions::record(entry, version)?;
         fs::remove_dir_all(&unpacked).map_err(Error::io("remove", &unpacked))
     })?;
-    Ok(Kernel { image: entry.join("vmlinuz"), modules: entry.join("modules") })
+    Ok(UnpackedKernel { image: entry.join("vmlinuz"), modules: entry.join("modules") })
 }
 
 fn pack_programs(cache: &Cache, of: Release, entry: &Path, progress: &mut Progress) -> Result<()> {

@@ -33,7 +33,7 @@ pub mod untrusted;
 pub mod versions;
 
 pub use error::{Error, Result};
-pub use guest::{Guest, Kernel, default_guest, guest, guest_of, kernel, stamp};
+pub use guest::{Guest, UnpackedKernel, default_guest, guest, guest_of, kernel, stamp};
 pub use progress::Progress;
 pub use release::{Arch, Release, Suite};
 pub use small_kernel::{SmallKernel, small_kernel, small_kernel_needs};

@@ -1,4 +1,4 @@
-//! Collects the kernel modules for Tally's devices in an archive, which is put in front of an initrd.
+//! Collects the kernel modules for Tally's devices and shares in an archive, which is put in front of an initrd.
 //!
 //! Some of these modules may be built into the kernel, and distributions compress the others in different ways. The
 //! archive contains them decompressed in one directory, with the files that `modprobe` needs (`modules.dep` and
@@ -14,8 +14,10 @@ use crate::cpio::Archive;
 use crate::decompress;
 use crate::error::{Error, Result};
 
-/// The drivers of the transport and of the devices: console, file system, disk, network.
-const WANTED: [&str; 5] = ["virtio_mmio", "virtio_console", "virtiofs", "virtio_blk", "virtio_net"];
+/// The drivers of the transport and of the devices: console, file system, disk, network. And the overlay over a file
+/// system of the host's.
+const WANTED: [&str; 6] =
+    ["virtio_mmio", "virtio_console", "virtiofs", "virtio_blk", "virtio_net", "overlay"];
 /// File name extensions of compressed modules.
 const COMPRESSED: [&str; 3] = ["gz", "xz", "zst"];
 

@@ -1,12 +1,17 @@
 //! Progress messages on standard error. On a terminal, there is one line per step, which is updated in place. Otherwise
-//! only steps that may take minutes are printed, when they begin, so that they do not look like a hang. If nothing has
-//! to be done, nothing is printed.
+//! only steps that may take minutes are printed, when they begin and every half a minute, so that they do not look like
+//! a hang. If nothing has to be done, nothing is printed.
 
 use std::io::{IsTerminal, Write, stderr};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Minimum time between two updates of a step's detail.
 const REDRAW: Duration = Duration::from_millis(100);
+/// Time between two lines of a log about the same step.
+const REPORT: Duration = Duration::from_secs(30);
 /// Moves the cursor to the beginning of the line and erases the line.
 const ERASE: &str = "\r\x1b[K";
 
@@ -20,14 +25,55 @@ enum Output {
     Silent,
 }
 
+/// Where messages go.
+type Stream = Arc<Mutex<Box<dyn Write + Send>>>;
+
+/// A thread that prints a line about a step every now and then, until this is dropped.
+struct Reporter {
+    /// How far the step is.
+    detail: Arc<Mutex<String>>,
+    end: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reporter {
+    fn start(stream: Stream, step: String, every: Duration) -> Self {
+        let (end, ended) = mpsc::channel();
+        let detail = Arc::new(Mutex::new(String::new()));
+        let shown = Arc::clone(&detail);
+        let begun = Instant::now();
+        let thread = thread::spawn(move || {
+            while ended.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+                let (seconds, detail) = (begun.elapsed().as_secs(), lock(&shown).clone());
+                let comma = if detail.is_empty() { "" } else { ", " };
+                say(&stream, &format!("{step}: {detail}{comma}{seconds} s so far\n"));
+            }
+        });
+        Self { detail, end: Some(end), thread: Some(thread) }
+    }
+}
+
+impl Drop for Reporter {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
 /// Shows the steps of a build.
 pub struct Progress {
     output: Output,
-    stream: Box<dyn Write + Send>,
+    stream: Stream,
     prefix: &'static str,
     step: Option<(String, Instant)>,
     /// Time at which the step's detail was last updated.
     updated: Option<Instant>,
+    /// Says in a log that the step goes on.
+    reporter: Option<Reporter>,
+    /// Time between two lines of the reporter.
+    interval: Duration,
     /// The terminal shows a line of [`Self::wait`], which has to be erased.
     has_wait_line: bool,
 }
@@ -45,7 +91,17 @@ impl Progress {
     }
 
     fn new(output: Output, stream: Box<dyn Write + Send>, prefix: &'static str) -> Self {
-        Self { output, stream, prefix, step: None, updated: None, has_wait_line: false }
+        let stream = Arc::new(Mutex::new(stream));
+        Self {
+            output,
+            stream,
+            prefix,
+            step: None,
+            updated: None,
+            reporter: None,
+            interval: REPORT,
+            has_wait_line: false,
+        }
     }
 
     /// Shows every step even if standard error is not a terminal, if `is_verbose`.
@@ -69,6 +125,18 @@ impl Progress {
             self.say(&format!("{}: {text}, which may take minutes\n", self.prefix));
         }
         self.begin(&text);
+        self.report();
+    }
+
+    /// Reports the current step to a log from now on.
+    fn report(&mut self) {
+        if let Some((text, _)) = &self.step
+            && self.reporter.is_none()
+            && matches!(self.output, Output::Pipe | Output::Lines)
+        {
+            let step = format!("{}: {text}", self.prefix);
+            self.reporter = Some(Reporter::start(Arc::clone(&self.stream), step, self.interval));
+        }
     }
 
     fn begin(&mut self, text: &str) {
@@ -91,18 +159,22 @@ impl Progress {
         }
     }
 
-    /// Shows how far the current step is, on a terminal only.
+    /// Shows how far the current step is: on a terminal at once, in a log with the next line about the step.
     pub fn detail(&mut self, detail: &str) {
         let Some((text, _)) = &self.step else { return };
+        if let Some(reporter) = &self.reporter {
+            *lock(&reporter.detail) = printable(detail);
+        }
         if matches!(self.output, Output::Terminal) && self.updated.is_none_or(|at| at.elapsed() >= REDRAW) {
             self.say(&format!("{ERASE}{}: {text} ... {}", self.prefix, printable(detail)));
             self.updated = Some(Instant::now());
         }
     }
 
-    /// Shows how much of a download is here, on a terminal only.
+    /// Shows how much of a download is here, as [`Self::detail`] does.
     pub fn bytes(&mut self, here: u64, total: u64) {
         const WIDTH: u64 = 24;
+        self.report();
         let done = (here * WIDTH).checked_div(total).unwrap_or(WIDTH).min(WIDTH);
         let bar: String = (0..WIDTH).map(|place| if place < done { '#' } else { '.' }).collect();
         // Tenths of a megabyte.
@@ -132,6 +204,7 @@ impl Progress {
     /// Ends the current step.
     pub fn done(&mut self) {
         self.clear();
+        self.reporter = None;
         if let Some((text, begun)) = self.step.take()
             && matches!(self.output, Output::Terminal)
         {
@@ -139,11 +212,21 @@ impl Progress {
         }
     }
 
-    /// Prints text. Ignores errors, because a build must continue even if standard error is closed.
     fn say(&mut self, text: &str) {
-        let _ = self.stream.write_all(text.as_bytes());
-        let _ = self.stream.flush();
+        say(&self.stream, text);
     }
+}
+
+/// Prints text. Ignores errors, because a build must continue even if standard error is closed.
+fn say(stream: &Stream, text: &str) {
+    let mut stream = lock(stream);
+    let _ = stream.write_all(text.as_bytes());
+    let _ = stream.flush();
+}
+
+/// Locks what no thread leaves half written.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Replaces control characters: texts may quote what a mirror or an index of packages says.
@@ -161,7 +244,6 @@ impl Drop for Progress {
 mod tests {
     use super::*;
     use std::io;
-    use std::sync::{Arc, Mutex};
 
     #[derive(Clone, Default)]
     struct Buffer(Arc<Mutex<Vec<u8>>>);
@@ -233,6 +315,26 @@ mod tests {
         );
         assert_eq!(output_of_a_build(Output::Pipe, true), "p: fetching\np: compiling\np: no updates\n");
         assert_eq!(output_of_a_build(Output::Silent, true), "");
+    }
+
+    #[test]
+    fn a_log_says_how_far_a_long_step_is() {
+        let buffer = Buffer::default();
+        let text = || String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap();
+        let mut progress = Progress::new(Output::Pipe, Box::new(buffer.clone()), "p");
+        progress.interval = Duration::from_millis(1);
+        progress.long_step("compiling");
+        while !text().contains("p: compiling: 0 s so far\n") {
+            thread::yield_now();
+        }
+        progress.detail("3 of\n4");
+        while !text().contains("p: compiling: 3 of?4, ") {
+            thread::yield_now();
+        }
+        progress.done();
+        let ended = text();
+        thread::sleep(progress.interval * 20);
+        assert_eq!(text(), ended, "a step that is done is not spoken of");
     }
 
     #[test]

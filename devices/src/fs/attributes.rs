@@ -11,6 +11,9 @@ use super::wire::{Attr, AttrOut, EntryOut, GETATTR_FH, GetattrIn, SetattrIn, Sta
 
 /// Number of seconds for which the guest may cache names and attributes.
 const CACHE_SECONDS: u64 = 1;
+/// The same for names that always refer to the same node ([`Nodes::are_places`](super::nodes::Nodes::are_places)):
+/// years. Whether something has the name, and what, the guest is told with the attributes.
+const NAME_CACHE_SECONDS: u64 = 1 << 28;
 
 /// The effective user and group of this process. The guest sees their files as root's.
 #[derive(Debug, Clone, Copy)]
@@ -61,7 +64,7 @@ impl Server {
         let attr = self.attributes(stat);
         EntryOut {
             nodeid,
-            entry_valid: CACHE_SECONDS,
+            entry_valid: if self.nodes.are_places() { NAME_CACHE_SECONDS } else { CACHE_SECONDS },
             attr_valid: CACHE_SECONDS,
             attr,
             ..EntryOut::default()

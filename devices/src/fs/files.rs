@@ -1,20 +1,18 @@
 //! The requests that open, read and write regular files.
 
-use std::fs::File;
 use std::io::IoSlice;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 
 use rustix::fs::{Access, FallocateFlags, OFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 use vm_memory::ByteValued;
 
 use super::Server;
-use super::host::{Host, OpenMode, PathFd, checked_offset};
+use super::host::{Host, OpenMode, checked_offset};
 use super::message::{Body, MAX_TRANSFER, Reply};
 use super::wire::{
-    AccessIn, CreateIn, EntryOut, FDATASYNC, FallocateIn, FsyncIn, LseekIn, LseekOut, OpenIn, OpenOut,
-    ReadIn, WRITE_CACHE, WriteIn, WriteOut,
+    AccessIn, CreateIn, EntryOut, FDATASYNC, FallocateIn, FsyncIn, KEEP_CACHE, LseekIn, LseekOut, OpenIn,
+    OpenOut, ReadIn, WRITE_CACHE, WriteIn, WriteOut,
 };
 
 const SEEK_DATA: u32 = 3;
@@ -36,21 +34,13 @@ impl Server {
         reply.require(size_of::<OpenOut>())?;
         self.handles.check_limit()?;
         let path_fd = self.nodes.path_fd(node)?;
+        // Of what the file is before it is opened, so that no later change is missed.
+        let keeps = self.nodes.are_places() && self.kept.is_unchanged(node, &path_fd)?;
         let file = self.host.open(&path_fd, open_mode)?;
-        self.put_open(file, input.flags, node, path_fd, reply)
-    }
-
-    fn put_open(
-        &mut self,
-        file: File,
-        flags: u32,
-        node: u64,
-        path_fd: Arc<PathFd>,
-        reply: &mut Reply,
-    ) -> Result<(), Errno> {
-        let mode = flags & OFlags::RWMODE.bits();
+        let open_flags = if keeps { KEEP_CACHE } else { 0 };
+        let mode = input.flags & OFlags::RWMODE.bits();
         let fh = self.handles.add_file(file, mode, node, path_fd);
-        reply.put(OpenOut { fh, ..OpenOut::default() }.as_slice())
+        reply.put(OpenOut { fh, open_flags, ..OpenOut::default() }.as_slice())
     }
 
     pub(super) fn create(&mut self, parent: u64, body: &mut Body, reply: &mut Reply) -> Result<(), Errno> {
@@ -71,7 +61,7 @@ impl Server {
             // The host has created this name in the meantime. It may not be a regular file, so it is opened like an
             // existing one.
             Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => {
-                let path_fd = Host::find(&parent_fd, name)?;
+                let path_fd = self.nodes.find(parent, name)?;
                 self.nodes.identify_entry(&path_fd, parent)?;
                 let file = self.host.open(&path_fd, open_mode)?;
                 if flags.contains(OFlags::TRUNC) && !matches!(open_mode, OpenMode::Read) {
@@ -85,7 +75,8 @@ impl Server {
         let entry = self.entry(node, &stat);
         reply.put(entry.as_slice())?;
         let path_fd = self.nodes.path_fd(node)?;
-        self.put_open(file, input.flags, node, path_fd, reply)
+        let fh = self.handles.add_file(file, input.flags & OFlags::RWMODE.bits(), node, path_fd);
+        reply.put(OpenOut { fh, ..OpenOut::default() }.as_slice())
     }
 
     pub(super) fn read(&mut self, node: u64, body: &mut Body, reply: &mut Reply) -> Result<(), Errno> {

@@ -1,7 +1,8 @@
 //! The requests that read directories.
 //!
 //! A READDIRPLUS reply contains each entry's attributes along with its name, and counts as a lookup of the entry. An
-//! entry that cannot be looked up is returned without attributes.
+//! entry that cannot be looked up is returned without attributes. One that is not there any more, or that the guest
+//! does not see, is left out.
 
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -62,6 +63,10 @@ impl Server {
         what: Entries,
         reply: &mut Reply,
     ) -> Result<(), Errno> {
+        if self.nodes.are_places() {
+            // What the guest sees of a directory that it has forgotten cannot be told.
+            self.nodes.path_fd(node)?;
+        }
         let stat = host::stat(directory)?;
         let device = (stat.stx_dev_major, stat.stx_dev_minor);
         let mut buffer = [MaybeUninit::uninit(); BUFFER_SIZE];
@@ -78,6 +83,10 @@ impl Server {
                 namelen: u32::try_from(bytes.len()).map_err(|_| Errno::OVERFLOW)?,
                 kind: kind(entry.file_type()),
             };
+            let dots = [b".".as_slice(), b".."].contains(&bytes);
+            if what == Entries::Names && !dots && !self.nodes.sees(node, Name::new(name)?) {
+                continue;
+            }
             let padding = bytes.len().next_multiple_of(8) - bytes.len();
             let attributes = if what == Entries::Names { 0 } else { size_of::<EntryOut>() };
             if attributes + size_of::<Dirent>() + bytes.len() + padding > reply.remaining() {
@@ -86,6 +95,7 @@ impl Server {
             if what == Entries::NamesAndAttributes {
                 let found = match Name::new(name).and_then(|name| self.nodes.look_up(node, name)) {
                     Ok((id, stat)) => self.entry(id, &stat),
+                    Err(error) if self.nodes.are_places() && error != Errno::ACCESS => continue,
                     Err(_) => EntryOut::default(),
                 };
                 reply.put(found.as_slice())?;

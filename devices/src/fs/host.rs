@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use rustix::fs::{
-    self as sys, AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Statx, StatxFlags,
+    self as sys, AtFlags, FileType, FsWord, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Statx, StatxFlags,
     Timestamps, Uid,
 };
 use rustix::io::Errno;
@@ -81,9 +81,9 @@ impl Host {
         sys::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
     }
 
-    /// Finds a name in a directory. Does not follow symbolic links.
-    pub fn find(parent: &PathFd, name: Name) -> Result<PathFd, Errno> {
-        sys::openat2(parent, name.as_c_str(), PATH_FLAGS, Mode::empty(), NO_ESCAPE)
+    /// Finds a name in a directory. Does not follow symbolic links, and does nothing that `not` forbids beyond that.
+    pub fn find(parent: &PathFd, name: Name, not: ResolveFlags) -> Result<PathFd, Errno> {
+        sys::openat2(parent, name.as_c_str(), PATH_FLAGS, Mode::empty(), NO_ESCAPE | not)
     }
 
     /// Fails if the kernel of the host does not support what [`Self::find`] needs.
@@ -239,7 +239,17 @@ pub fn stat(path_fd: &PathFd) -> Result<Statx, Errno> {
 
 /// Returns true for procfs, where some files depend on the process that opens them.
 pub fn is_proc(path_fd: &PathFd) -> Result<bool, Errno> {
-    Ok(sys::fstatfs(path_fd)?.f_type == sys::PROC_SUPER_MAGIC)
+    Ok(file_system_type(path_fd)? == sys::PROC_SUPER_MAGIC)
+}
+
+/// Returns true for a directory.
+pub fn is_directory(stat: &Statx) -> bool {
+    FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Directory
+}
+
+/// Returns the number of a file system's type (`linux/magic.h`).
+pub fn file_system_type(path_fd: &PathFd) -> Result<FsWord, Errno> {
+    Ok(sys::fstatfs(path_fd)?.f_type)
 }
 
 /// Returns the effective user and group of this process.

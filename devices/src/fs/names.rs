@@ -1,5 +1,8 @@
 //! The requests that look up, create, rename and remove directory entries.
 
+use std::ffi::{CString, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::RenameFlags;
@@ -7,15 +10,32 @@ use rustix::io::Errno;
 use vm_memory::ByteValued;
 
 use super::Server;
-use super::host::{Host, PathFd};
+use super::host::{self, Host, PathFd};
 use super::message::{Body, Name, Reply};
 use super::wire::{
-    BatchForgetIn, EntryOut, ForgetIn, ForgetOne, LinkIn, MkdirIn, MknodIn, Rename2In, RenameIn,
+    BatchForgetIn, EntryOut, ForgetIn, ForgetOne, LinkIn, MkdirIn, MknodIn, ROOT, Rename2In, RenameIn,
 };
 
 impl Server {
     pub(super) fn look_up(&mut self, parent: u64, body: &mut Body, reply: &mut Reply) -> Result<(), Errno> {
         self.reply_with_entry(parent, body.name()?, reply)
+    }
+
+    /// Returns the first part of a path at which the guest finds no directory.
+    pub(super) fn first_missing(&mut self, path: &Path) -> Option<PathBuf> {
+        let (mut at, mut walked) = (ROOT, PathBuf::new());
+        path.components().filter(|component| *component != Component::RootDir).find_map(|component| {
+            walked.push(component);
+            let next = self.find_directory(at, component.as_os_str());
+            at = next.unwrap_or(ROOT);
+            next.is_err().then(|| walked.clone())
+        })
+    }
+
+    fn find_directory(&mut self, parent: u64, name: &OsStr) -> Result<u64, Errno> {
+        let name = CString::new(name.as_bytes()).map_err(|_| Errno::INVAL)?;
+        let (id, stat) = self.nodes.look_up(parent, Name::new(&name)?)?;
+        if host::is_directory(&stat) { Ok(id) } else { Err(Errno::NOTDIR) }
     }
 
     /// Replies with the inode that has this name now, which may have been created by the host in the meantime.

@@ -4,22 +4,28 @@
 //! save descriptors. A closed inode is opened again by the name under which the guest last saw it. If the name now
 //! belongs to another inode, the guest gets ESTALE and repeats the lookup. A guest can therefore reference many inodes
 //! with a few hundred file descriptors. The nodes themselves are limited too (see [`table`]).
+//!
+//! In a directory that is a guest's root, a node ID refers to a place instead ([`Identity::Place`]). If another inode
+//! of the same type has the name now, the node becomes that inode. It does not while the guest has the old one open,
+//! for its programs may have mapped it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, Statx};
 use rustix::io::Errno;
 
-use super::host::{self, Host, PathFd};
+use super::host::{self, PathFd};
 use super::message::Name;
+use super::view::View;
 use super::wire::ROOT;
 
 mod state;
 mod table;
 
 pub use state::NodesState;
-use table::{InodeId, Kind, Table};
+use table::{Identity, InodeId, Key, Kind, Table};
 
 /// Limits for one share. See [`super`].
 #[derive(Debug, Clone, Copy)]
@@ -51,7 +57,14 @@ pub struct Nodes {
     file_systems: Vec<FileSystem>,
     /// The host's block devices, in the order in which they were found.
     devices: Vec<(u32, u32)>,
+    /// What the guest does not see.
+    view: View,
+    created: Instant,
 }
+
+/// Time for which an inode is taken to have its name, in a directory whose nodes stand for places. A command that opens
+/// thousands of files finds each directory above them this often.
+const PERIOD: Duration = Duration::from_millis(100);
 
 /// Maximum depth of a node: the number of components in a path of `PATH_MAX` bytes. More, or a loop, can only result
 /// from concurrent renames on the host.
@@ -64,23 +77,47 @@ impl Nodes {
             let node = nodes.table.get(id).ok_or(Errno::STALE)?;
             let ((parent, name), inode_id) = (node.location(), node.inode_id);
             let name = name.to_owned();
-            let found = Host::find(&*nodes.path_fd(parent)?, Name::new(&name)?)?;
+            let found = nodes.find(parent, Name::new(&name)?)?;
             Ok::<_, Errno>(identify(&mut nodes.file_systems, &host::stat(&found)?) == inode_id)
         };
         id == ROOT || found(self).unwrap_or(false)
     }
 
-    pub fn new(root: PathFd, limits: Limits) -> Result<Self, Errno> {
+    pub fn new(root: PathFd, view: View, limits: Limits) -> Result<Self, Errno> {
         let stat = host::stat(&root)?;
         let mut file_systems = Vec::new();
         let inode_id = identify(&mut file_systems, &stat);
         Ok(Self {
             limits,
-            table: Table::new(limits, inode_id, root.into()),
+            table: Table::new(limits, identity(&view), inode_id, root.into()),
             open_order: VecDeque::new(),
             file_systems,
             devices: vec![device(&stat)],
+            view,
+            created: Instant::now(),
         })
+    }
+
+    /// Returns true if nodes stand for places, so that a name never becomes another node.
+    pub fn are_places(&self) -> bool {
+        identity(&self.view) == Identity::Place
+    }
+
+    /// Finds a name in a directory. What is returned must be identified ([`Self::identify_entry`]) before the guest may
+    /// use it.
+    pub fn find(&mut self, parent: u64, name: Name) -> Result<PathFd, Errno> {
+        // This reference keeps the parent from being evicted.
+        let parent_fd = self.path_fd(parent)?;
+        self.view.find((parent, &parent_fd), name)
+    }
+
+    /// Returns true if the guest sees this entry of a directory, as far as that can be told.
+    pub fn sees(&mut self, parent: u64, name: Name) -> bool {
+        let look = |nodes: &mut Self| {
+            let found = nodes.find(parent, name)?;
+            nodes.identify_entry(&found, parent).map(drop)
+        };
+        self.view.is_everything() || matches!(look(self), Ok(()) | Err(Errno::ACCESS))
     }
 
     /// Removes all nodes except the root. Node IDs are not reused even then.
@@ -91,6 +128,9 @@ impl Nodes {
 
     /// Returns the path descriptor of a node.
     pub fn path_fd(&mut self, id: u64) -> Result<Arc<PathFd>, Errno> {
+        if self.are_places() {
+            return self.follow(id);
+        }
         // Walks up to the nearest directory with an open descriptor, and down again.
         let mut closed = Vec::new();
         let mut at = id;
@@ -112,10 +152,71 @@ impl Nodes {
         Ok(path_fd)
     }
 
+    /// Returns the path descriptor of what is at a node's place now.
+    fn follow(&mut self, id: u64) -> Result<Arc<PathFd>, Errno> {
+        let mut below = Vec::new();
+        let mut at = id;
+        while at != ROOT {
+            if below.len() >= MAX_DEPTH {
+                return Err(Errno::STALE);
+            }
+            below.push(at);
+            at = self.table.get(at).ok_or(Errno::STALE)?.location().0;
+        }
+        let root = self.table.get(ROOT).and_then(|root| root.path_fd.as_ref());
+        let mut path_fd = Arc::clone(root.ok_or(Errno::STALE)?);
+        for id in below.into_iter().rev() {
+            path_fd = self.follow_name(id, &path_fd)?;
+        }
+        Ok(path_fd)
+    }
+
+    fn follow_name(&mut self, id: u64, parent_fd: &PathFd) -> Result<Arc<PathFd>, Errno> {
+        let period = self.period();
+        let node = self.table.get_mut(id).ok_or(Errno::STALE)?;
+        node.mark_used();
+        if let Some(path_fd) = &node.path_fd
+            && (is_open(path_fd) || node.checked == period)
+        {
+            return Ok(Arc::clone(path_fd));
+        }
+        let (parent, name) = node.location();
+        let name = name.to_owned();
+        let found = self.view.find((parent, parent_fd), Name::new(&name)?)?;
+        let (inode_id, stat) = self.identify_entry(&found, parent)?;
+        if self.table.get(id).ok_or(Errno::STALE)?.kind != kind(&stat) {
+            return Err(Errno::STALE);
+        }
+        self.put_at(id, inode_id, found)
+    }
+
+    /// Makes the inode that has a node's name now the node's.
+    fn put_at(&mut self, id: u64, inode_id: InodeId, path_fd: PathFd) -> Result<Arc<PathFd>, Errno> {
+        let period = self.period();
+        let is_closed = self.table.get(id).is_none_or(|node| node.path_fd.is_none());
+        if is_closed {
+            self.reserve_descriptor()?;
+        }
+        let node = self.table.get_mut(id).ok_or(Errno::STALE)?;
+        let path_fd = Arc::new(path_fd);
+        (node.inode_id, node.path_fd, node.checked) = (inode_id, Some(Arc::clone(&path_fd)), period);
+        if is_closed {
+            self.open_order.push_back(id);
+        }
+        Ok(path_fd)
+    }
+
+    /// Returns the lowest bits of the number of this period. If a node was checked in another one with the same bits,
+    /// it is checked a period later.
+    fn period(&self) -> u8 {
+        (self.created.elapsed().as_millis() / PERIOD.as_millis()).to_le_bytes()[0]
+    }
+
     fn reopen(&mut self, id: u64, parent: &PathFd) -> Result<Arc<PathFd>, Errno> {
         self.reserve_descriptor()?;
         let node = self.table.get_mut(id).ok_or(Errno::STALE)?;
-        let path_fd = match Host::find(parent, Name::new(node.location().1)?) {
+        let (parent_id, name) = node.location();
+        let path_fd = match self.view.find((parent_id, parent), Name::new(name)?) {
             Err(Errno::NOENT | Errno::NOTDIR) => Err(Errno::STALE),
             found => found,
         }?;
@@ -132,7 +233,7 @@ impl Nodes {
     pub fn look_up(&mut self, parent: u64, name: Name) -> Result<(u64, Statx), Errno> {
         // This reference keeps the parent from being evicted.
         let parent_fd = self.path_fd(parent)?;
-        self.register(Host::find(&parent_fd, name)?, parent, name)
+        self.register(self.view.find((parent, &parent_fd), name)?, parent, name)
     }
 
     /// Ensures that one more inode of this name can be registered. Must be called before an inode is created: the guest
@@ -145,22 +246,30 @@ impl Nodes {
     /// Counts a lookup of the inode that has this name in a directory. Creates its node if necessary.
     pub fn register(&mut self, path_fd: PathFd, parent: u64, name: Name) -> Result<(u64, Statx), Errno> {
         let (inode_id, stat) = self.identify_entry(&path_fd, parent)?;
-        if !self.is_at(&inode_id, parent, name) {
+        let key = Key { inode_id, place: (parent, name.as_c_str()) };
+        if self.are_places()
+            && let Some(id) = self.table.find(key)
+        {
+            if self.table.get(id).is_some_and(|node| node.kind == kind(&stat)) {
+                return self.register_at(id, inode_id, path_fd, stat);
+            }
+            // The guest takes it for another inode, too.
+            self.table.remove(id);
+        }
+        if !self.is_at(key) {
             self.table.reserve(name)?;
         }
         // It may have been evicted just now.
-        let known = self.table.find(&inode_id);
+        let known = self.table.find(key);
         let is_closed = known.and_then(|id| self.table.get(id)).is_none_or(|node| node.path_fd.is_none());
         if is_closed {
             self.reserve_descriptor()?;
         }
-        let id = known.unwrap_or_else(|| {
-            let file_type = FileType::from_raw_mode(stat.stx_mode.into());
-            let kind = if file_type == FileType::Directory { Kind::Directory } else { Kind::Other };
-            self.table.insert(inode_id, kind, parent, name.as_c_str())
-        });
+        let id = known.unwrap_or_else(|| self.table.insert(inode_id, kind(&stat), parent, name.as_c_str()));
         self.table.set_location(id, parent, name);
+        let period = self.period();
         let node = self.table.get_mut(id).ok_or(Errno::STALE)?;
+        node.checked = period;
         node.lookups = node.lookups.saturating_add(1);
         if known.is_some() {
             node.mark_used();
@@ -172,32 +281,56 @@ impl Nodes {
         Ok((id, stat))
     }
 
+    /// Counts a lookup of a node that stands for the place of this inode.
+    fn register_at(
+        &mut self,
+        id: u64,
+        inode_id: InodeId,
+        path_fd: PathFd,
+        stat: Statx,
+    ) -> Result<(u64, Statx), Errno> {
+        let known = self.table.get(id).and_then(|node| node.path_fd.as_ref());
+        let stat = if let Some(open) = known.filter(|path_fd| is_open(path_fd)) {
+            // For the guest, the old one is still there.
+            host::stat(open)?
+        } else {
+            self.put_at(id, inode_id, path_fd)?;
+            stat
+        };
+        let node = self.table.get_mut(id).ok_or(Errno::STALE)?;
+        node.lookups = node.lookups.saturating_add(1);
+        node.mark_used();
+        Ok((id, stat))
+    }
+
     /// Returns the identity of an inode in a directory. Fails if the guest may not access it. Must be called before the
     /// inode is opened.
     pub fn identify_entry(&mut self, path_fd: &PathFd, parent: u64) -> Result<(InodeId, Statx), Errno> {
         let stat = host::stat(path_fd)?;
         let inode_id = identify(&mut self.file_systems, &stat);
         let parent = self.table.get(parent).ok_or(Errno::STALE)?;
+        let is_mount = parent.inode_id.file_system != inode_id.file_system;
+        self.view.check(path_fd, &stat, is_mount)?;
         // Other mounts in the share are allowed, but not procfs, where /proc/self would refer to this process.
-        if parent.inode_id.file_system != inode_id.file_system && host::is_proc(path_fd)? {
+        if is_mount && host::is_proc(path_fd)? {
             return Err(Errno::ACCESS);
         }
         Ok((inode_id, stat))
     }
 
     /// Returns true if the inode has a node, and the guest last saw it there.
-    fn is_at(&self, inode_id: &InodeId, parent: u64, name: Name) -> bool {
-        let node = self.table.find(inode_id).and_then(|id| self.table.get(id));
-        node.is_some_and(|node| node.location() == (parent, name.as_c_str()))
+    fn is_at(&self, key: Key) -> bool {
+        let node = self.table.find(key).and_then(|id| self.table.get(id));
+        node.is_some_and(|node| node.location() == key.place)
     }
 
     /// Records the new location of an inode that the guest has renamed, if the inode has a node.
     pub fn record_rename(&mut self, parent: u64, name: Name) -> Result<(), Errno> {
         let parent_fd = self.path_fd(parent)?;
-        let path_fd = Host::find(&parent_fd, name)?;
+        let path_fd = self.view.find((parent, &parent_fd), name)?;
         let inode_id = identify(&mut self.file_systems, &host::stat(&path_fd)?);
         self.table.reserve(name)?;
-        if let Some(id) = self.table.find(&inode_id) {
+        if let Some(id) = self.table.find(Key { inode_id, place: (parent, name.as_c_str()) }) {
             self.table.set_location(id, parent, name);
         }
         Ok(())
@@ -247,6 +380,20 @@ impl Nodes {
     pub fn counts(&self) -> (usize, usize) {
         self.table.counts()
     }
+}
+
+/// Returns what the nodes of a share stand for.
+fn identity(view: &View) -> Identity {
+    if view.is_everything() { Identity::Inode } else { Identity::Place }
+}
+
+/// Returns true if an open file or directory, or the current request, has this path descriptor, too.
+fn is_open(path_fd: &Arc<PathFd>) -> bool {
+    Arc::strong_count(path_fd) > 1
+}
+
+fn kind(stat: &Statx) -> Kind {
+    FileType::from_raw_mode(stat.stx_mode.into()).into()
 }
 
 fn device(stat: &Statx) -> (u32, u32) {

@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 
+use rustix::mount::{UnmountFlags, unmount};
 use tempfile::TempDir;
 
 use super::wire::*;
@@ -17,6 +18,7 @@ mod limits;
 mod mounts;
 mod moves;
 mod reading;
+mod roots;
 mod saved;
 mod writing;
 
@@ -30,6 +32,12 @@ struct Guest {
     share: Share,
     unique: u64,
     dir: TempDir,
+}
+
+/// Leaves nothing out of a share.
+#[expect(clippy::unnecessary_wraps, reason = "what leaves something out may fail")]
+fn everything(_: &PathFd) -> Result<View, Errno> {
+    Ok(View::of_everything())
 }
 
 /// The reply to a lookup.
@@ -243,5 +251,24 @@ fn unsupported_requests_fail_with_enosys() {
     // SETXATTR, GETXATTR, LISTXATTR, FLUSH, GETLK, IOCTL, POLL, COPY_FILE_RANGE, SETUPMAPPING, TMPFILE.
     for opcode in [21, 22, 23, 25, 31, 39, 40, 47, 48, 51, 0, 4096, u32::MAX] {
         assert_eq!(guest.call(opcode, ROOT, &[&[0; 64]]), Err(Errno::NOSYS));
+    }
+}
+
+/// A mount, which needs root. Unmounts when dropped, which must happen before the directory around it is removed.
+struct Mount(PathBuf);
+
+impl Mount {
+    fn new(at: PathBuf, mount: impl FnOnce(&Path) -> rustix::io::Result<()>) -> Option<Self> {
+        if mount(&at).is_err() {
+            eprintln!("not tested: this user cannot mount");
+            return None;
+        }
+        Some(Self(at))
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        unmount(&self.0, UnmountFlags::DETACH).unwrap();
     }
 }

@@ -102,6 +102,8 @@ pub mod fattr {
     pub const MTIME_NOW: u32 = 1 << 8;
 }
 
+/// `FOPEN_KEEP_CACHE`: the guest need not drop what it has cached of the file.
+pub const KEEP_CACHE: u32 = 1 << 1;
 /// `FUSE_GETATTR_FH`.
 pub const GETATTR_FH: u32 = 1 << 0;
 /// `FUSE_WRITE_CACHE`: a write from the guest's page cache. The file handle is guessed.

@@ -142,14 +142,14 @@ impl Room {
 }
 
 /// The share and what is beside it.
-struct Host {
+struct HostFolders {
     dir: TempDir,
 }
 
 /// What an access to a file changes: identity, mode, links, size, and times.
 type Attributes = (u64, u32, u64, u64, [i64; 6]);
 
-impl Host {
+impl HostFolders {
     fn new() -> Self {
         let host = Self { dir: TempDir::new().expect("temporary folders can be made") };
         let make = || {
@@ -301,7 +301,7 @@ impl Drop for SetWhenDropped<'_> {
 /// Runs the target.
 pub fn run(data: &[u8]) {
     let Some(input) = crate::parse::<Input>(data) else { return };
-    let host = Host::new();
+    let host = HostFolders::new();
     let access = if input.is_writable { Access::ReadWrite } else { Access::ReadOnly };
     let shares = if input.has_few_descriptors { usize::MAX } else { 1 };
     let mut share = Share::open(&host.path(""), access, shares).expect("the folder can be shared");

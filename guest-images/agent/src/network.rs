@@ -5,6 +5,8 @@ use std::process::Command;
 
 use guest_agent::protocol::Network;
 
+use crate::root;
+
 const SCRIPT: &str = "/lib/tally/network";
 /// Where the script keeps its arguments.
 const ARGUMENTS: &str = "/run/tally-network";
@@ -29,5 +31,7 @@ pub fn is_set_up() -> bool {
 /// Asks for an address again, for the guest has been restored, perhaps elsewhere.
 pub fn set_up_again() {
     // It is reaped as an orphan; the command goes on meanwhile.
-    let _ = Command::new(SCRIPT).arg("again").spawn();
+    let mut script = Command::new(SCRIPT);
+    root::leave(&mut script);
+    let _ = script.arg("again").spawn();
 }

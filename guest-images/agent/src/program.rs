@@ -95,10 +95,9 @@ pub fn start(start: &Start, ports: &Ports) -> Result<Started> {
             let pidfd = pidfd_of(&child)?;
             Ok(Started::Running(Program { child, pidfd, terminal: master, inputs, outputs, _slave: slave }))
         }
-        Err(error) => Ok(Started::Failed {
-            status: report_failure(&mut stderr, name, directory(start), &error)?,
-            outputs,
-        }),
+        Err(error) => {
+            Ok(Started::Failed { status: report_failure(&mut stderr, name, start, &error)?, outputs })
+        }
     }
 }
 
@@ -120,6 +119,7 @@ pub fn shell(start: &Start) -> Result<Program> {
 fn prepare(command: &mut Command, start: &Start) {
     command.current_dir(directory(start));
     command.env("PATH", PATH).env("HOME", HOME).env("TERM", terminal::kind(start.term.as_deref()));
+    command.envs(start.environment.iter().map(|(name, value)| (name, value)));
     // SAFETY: Between fork and exec, this function only makes system calls. It neither allocates nor locks.
     unsafe { command.pre_exec(sys::default_signals) };
 }
@@ -163,10 +163,10 @@ impl Streams {
 }
 
 /// Writes the reason why a command cannot be executed to its standard error. Returns the command's status.
-fn report_failure(stderr: &mut File, name: &OsStr, folder: &OsStr, error: &Error) -> Result<u8> {
+fn report_failure(stderr: &mut File, name: &OsStr, start: &Start, error: &Error) -> Result<u8> {
     let (status, reason) = match error.kind() {
         // The kernel returns ENOENT both for a missing program and for a missing interpreter.
-        ErrorKind::NotFound if is_there(name, folder) => {
+        ErrorKind::NotFound if is_there(name, start) => {
             (NOT_RUN, "its interpreter or loader is not in the guest".to_owned())
         }
         ErrorKind::NotFound => (NOT_FOUND, "command not found".to_owned()),
@@ -179,8 +179,12 @@ fn report_failure(stderr: &mut File, name: &OsStr, folder: &OsStr, error: &Error
     Ok(status)
 }
 
-/// Returns true if a command's name refers to a file, for a command that starts in this directory.
-fn is_there(name: &OsStr, folder: &OsStr) -> bool {
-    let places = if name.as_bytes().contains(&b'/') { "" } else { PATH };
-    places.split(':').any(|place| Path::new(folder).join(place).join(name).is_file())
+/// Returns true if a command's name refers to a file.
+fn is_there(name: &OsStr, start: &Start) -> bool {
+    let given = start.environment.iter().rev().find(|(name, _)| name == "PATH");
+    let path = given.map_or(OsStr::new(PATH), |(_, path)| path);
+    let places = if name.as_bytes().contains(&b'/') { OsStr::new("") } else { path };
+    let folder = Path::new(directory(start));
+    let mut places = places.as_bytes().split(|byte| *byte == b':').map(OsStr::from_bytes);
+    places.any(|place| folder.join(place).join(name).is_file())
 }

@@ -13,7 +13,10 @@ mod tests;
 use std::fmt;
 
 pub use frame::{Decoder, MAX_PAYLOAD, Message};
-pub use start::{Access, Entropy, Network, Restored, Share, Start, Terminals};
+pub use start::{Access, Entropy, Network, Restored, Share, Start, Terminals, Variable};
+
+/// Directories at the top of a root that the guest has for itself, whatever the host has there.
+pub const OWN_FOLDERS: [&str; 5] = ["dev", "proc", "run", "sys", "tmp"];
 
 /// Port for messages in both directions.
 pub const CONTROL: u32 = 0;

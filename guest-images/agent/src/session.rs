@@ -10,7 +10,7 @@ use crate::control::Control;
 use crate::orphans::Orphans;
 use crate::ports::Ports;
 use crate::program::{self, Started};
-use crate::{network, relay, restored, shares};
+use crate::{network, relay, restored, root, shares};
 
 /// How the session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,14 +56,15 @@ fn run(start: &Start, ports: &Ports, control: &mut Control, orphans: Option<&Orp
     }
 }
 
-/// Makes up for a restored state, mounts the shares, sets up the network and checks the working directory. The error is
-/// for the user.
+/// Makes up for a restored state, sets up the network, mounts the root and the shares, and checks the working
+/// directory. The error is for the user.
 fn prepare(start: &Start) -> std::result::Result<(), String> {
     if let Some(from) = &start.restored {
         restored::catch_up(from).map_err(|error| format!("the restored guest cannot continue: {error}"))?;
     }
-    start.shares.iter().try_for_each(shares::mount)?;
     start.network.iter().try_for_each(network::set_up)?;
+    root::enter(start)?;
+    start.shares.iter().try_for_each(shares::mount)?;
     let directory = Path::new(program::directory(start));
     let reason = match fs::metadata(directory) {
         Ok(found) if found.is_dir() => return Ok(()),

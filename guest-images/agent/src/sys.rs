@@ -218,9 +218,32 @@ pub fn signal_group(group: pid_t, signal: u8) -> Result<()> {
 
 /// Mounts a file system without file-system-specific options.
 pub fn mount(source: &CStr, target: &CStr, kind: &CStr, flags: libc::c_ulong) -> Result<()> {
-    // SAFETY: the strings are NUL-terminated, and the data pointer may be null.
-    check(unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, ptr::null()) })
-        .map(drop)
+    mount_with(source, target, kind, flags, c"")
+}
+
+/// Mounts a file system with its own options.
+pub fn mount_with(
+    source: &CStr,
+    target: &CStr,
+    kind: &CStr,
+    flags: libc::c_ulong,
+    options: &CStr,
+) -> Result<()> {
+    let [source, target, kind, options] = [source, target, kind, options].map(CStr::as_ptr);
+    // SAFETY: the strings are NUL-terminated.
+    check(unsafe { libc::mount(source, target, kind, flags, options.cast()) }).map(drop)
+}
+
+/// Makes a directory the root of this process. Does not allocate.
+pub fn change_root(root: &CStr) -> Result<()> {
+    // SAFETY: the string is NUL-terminated.
+    check(unsafe { libc::chroot(root.as_ptr()) }).map(drop)
+}
+
+/// Changes to an open directory. Does not allocate.
+pub fn change_directory(directory: RawFd) -> Result<()> {
+    // SAFETY: the call takes a descriptor.
+    check(unsafe { libc::fchdir(directory) }).map(drop)
 }
 
 /// Waits until the console has transmitted all output.

@@ -5,15 +5,13 @@ use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use rustix::fs::FileType;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::super::host::Host;
 use super::super::message::Name;
 use super::super::wire::ROOT;
-use super::table::Kind;
-use super::{MAX_DEPTH, Nodes};
+use super::table::Key;
+use super::{MAX_DEPTH, Nodes, kind};
 use crate::state::{Mismatch, check};
 
 /// The inodes that the guest has looked up, without the shared directory itself.
@@ -91,18 +89,16 @@ impl Nodes {
 
     fn restore_node(&mut self, NodeState { id, parent, name, lookups }: &NodeState) -> Result<(), Errno> {
         let name = Name::new(name)?;
-        let parent_fd = self.path_fd(*parent)?;
-        let path_fd = Host::find(&parent_fd, name)?;
+        let path_fd = self.find(*parent, name)?;
         let (inode_id, stat) = self.identify_entry(&path_fd, *parent)?;
-        if self.table.find(&inode_id).is_some() {
+        let key = Key { inode_id, place: (*parent, name.as_c_str()) };
+        if self.table.find(key).is_some() {
             // Two nodes were two inodes, and are links to one now.
             return Err(Errno::STALE);
         }
         self.table.reserve_no_more(name)?;
         self.reserve_descriptor()?;
-        let file_type = FileType::from_raw_mode(stat.stx_mode.into());
-        let kind = if file_type == FileType::Directory { Kind::Directory } else { Kind::Other };
-        let node = self.table.put(*id, inode_id, kind, *parent, name.as_c_str());
+        let node = self.table.put(*id, inode_id, kind(&stat), *parent, name.as_c_str());
         node.lookups = *lookups;
         node.path_fd = Some(path_fd.into());
         self.open_order.push_back(*id);

@@ -3,6 +3,8 @@
 //! A guest's kernel forgets inodes only when its own memory is short, so a program that walks through a large tree
 //! makes it reference all of them. If a node is evicted, the guest's next request for it fails with ESTALE, and the
 //! guest's kernel looks the path up again. It cannot do so for a program's current directory.
+//!
+//! What a node stands for is either an inode or a place ([`Identity`]).
 
 use std::collections::hash_map::RandomState;
 use std::ffi::CStr;
@@ -10,6 +12,7 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use hashbrown::HashTable;
+use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::super::host::PathFd;
@@ -27,13 +30,44 @@ pub struct InodeId {
     pub file_system: u32,
 }
 
-/// Whether a program in the guest may use an inode without looking it up again.
+/// What a node stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Identity {
+    /// An inode, whatever names it has.
+    Inode,
+    /// A name in a directory, whatever inode has it now. A guest that has an overlay over a share cannot look a name up
+    /// again once it has found another inode there: Linux's overlay would answer ESTALE from then on.
+    Place,
+}
+
+/// The type of an inode. A program in the guest may use a directory without looking it up again, as its current
+/// directory; others are used through an open file, or looked up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// It may be the current directory of a program.
     Directory,
-    /// It is used through an open file, or looked up.
+    File,
+    Link,
+    /// A FIFO, a socket or a device node.
     Other,
+}
+
+impl From<FileType> for Kind {
+    fn from(file_type: FileType) -> Self {
+        match file_type {
+            FileType::Directory => Self::Directory,
+            FileType::RegularFile => Self::File,
+            FileType::Symlink => Self::Link,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// What a node is found by.
+#[derive(Debug, Clone, Copy)]
+pub struct Key<'a> {
+    pub inode_id: InodeId,
+    /// The directory's node ID, and the name in it.
+    pub place: (u64, &'a CStr),
 }
 
 /// An inode that the guest references. There are many, so the fields are few.
@@ -54,17 +88,20 @@ pub struct Node {
     pub is_fd_used: bool,
     /// Used after its first lookup, and since [`Table::evict`] last considered this node.
     is_used: bool,
-    kind: Kind,
+    pub kind: Kind,
+    /// When the inode was last known to have this name: the lowest bits of a number of periods.
+    pub checked: u8,
 }
 
 /// The nodes, by node ID and by identity.
 #[derive(Debug)]
 pub struct Table {
     limits: Limits,
+    identity: Identity,
     slots: Vec<Option<Node>>,
     /// Indices of empty slots.
     free: Vec<u32>,
-    /// Indices of nodes, by the hash of their identity.
+    /// Indices of nodes, by the hash of what they stand for.
     index: HashTable<u32>,
     hasher: RandomState,
     /// Number of bytes that the names take.
@@ -85,6 +122,10 @@ impl Node {
         (self.parent, &self.name)
     }
 
+    fn key(&self) -> Key<'_> {
+        Key { inode_id: self.inode_id, place: self.location() }
+    }
+
     pub fn mark_used(&mut self) {
         (self.is_used, self.is_fd_used) = (true, true);
     }
@@ -99,9 +140,10 @@ impl Node {
 
 impl Table {
     /// Creates a table with the root.
-    pub fn new(limits: Limits, inode_id: InodeId, path_fd: Arc<PathFd>) -> Self {
+    pub fn new(limits: Limits, identity: Identity, inode_id: InodeId, path_fd: Arc<PathFd>) -> Self {
         let mut table = Self {
             limits,
+            identity,
             slots: Vec::new(),
             free: Vec::new(),
             index: HashTable::new(),
@@ -124,15 +166,17 @@ impl Table {
         self.slots.get_mut(slot(id)?)?.as_mut().filter(|node| node.id == id)
     }
 
-    /// Returns the node ID of an inode.
-    pub fn find(&self, inode_id: &InodeId) -> Option<u64> {
-        let is_same = |&at: &u32| self.inode_id(at) == *inode_id;
-        let at = self.index.find(self.hasher.hash_one(inode_id), is_same)?;
+    /// Returns the ID of the node that stands for an inode or a place.
+    pub fn find(&self, key: Key) -> Option<u64> {
+        let is_same = |&at: &u32| {
+            let node = self.slots[at as usize].as_ref().expect("the index has no empty slots");
+            match self.identity {
+                Identity::Inode => node.inode_id == key.inode_id,
+                Identity::Place => node.location() == key.place,
+            }
+        };
+        let at = self.index.find(hash(&self.hasher, self.identity, key), is_same)?;
         self.slots[*at as usize].as_ref().map(|node| node.id)
-    }
-
-    fn inode_id(&self, at: u32) -> InodeId {
-        self.slots[at as usize].as_ref().expect("the index has no empty slots").inode_id
     }
 
     /// Ensures that there is room for one more node of this name, by evicting others if necessary.
@@ -172,17 +216,24 @@ impl Table {
             is_fd_used: true,
             is_used: false,
             kind,
+            checked: 0,
         });
-        let (slots, hasher) = (&self.slots, &self.hasher);
-        self.index.insert_unique(hasher.hash_one(inode_id), at, |&at| {
-            hasher.hash_one(slots[at as usize].as_ref().expect("the index has no empty slots").inode_id)
+        let (slots, hasher, identity) = (&self.slots, &self.hasher, self.identity);
+        let key = Key { inode_id, place: (parent, name) };
+        self.index.insert_unique(hash(hasher, identity, key), at, |&at| {
+            let node = slots[at as usize].as_ref().expect("the index has no empty slots");
+            hash(hasher, identity, node.key())
         });
         self.name_bytes += allocated(name);
         self.count_child(parent, 1);
     }
 
-    /// Records where the guest has seen an inode. There must be room for the name.
+    /// Records where the guest has seen an inode. There must be room for the name. A node that stands for a place stays
+    /// there.
     pub fn set_location(&mut self, id: u64, parent: u64, name: Name) {
+        if self.identity == Identity::Place {
+            return;
+        }
         let Some(node) = self.get_mut(id).filter(|node| node.id != ROOT) else { return };
         let name = name.as_c_str();
         let (old_parent, old_size) = (std::mem::replace(&mut node.parent, parent), allocated(&node.name));
@@ -200,7 +251,9 @@ impl Table {
             return;
         };
         let at = u32::try_from(at).expect("at most the limit");
-        if let Ok(entry) = self.index.find_entry(self.hasher.hash_one(node.inode_id), |&other| other == at) {
+        if let Ok(entry) =
+            self.index.find_entry(hash(&self.hasher, self.identity, node.key()), |&other| other == at)
+        {
             entry.remove();
         }
         self.name_bytes -= allocated(&node.name);
@@ -218,17 +271,18 @@ impl Table {
 
     /// Removes a node that has not been used for long, a directory only if there is nothing else.
     fn evict(&mut self) -> Result<(), Errno> {
-        let id = self.unused(Kind::Other).or_else(|| self.unused(Kind::Directory)).ok_or(Errno::NFILE)?;
+        let id = self.unused(|kind| kind != Kind::Directory).or_else(|| self.unused(|_| true));
+        let id = id.ok_or(Errno::NFILE)?;
         self.remove(id);
         Ok(())
     }
 
     /// Returns a node that can be evicted and has not been used for long.
-    fn unused(&mut self, kind: Kind) -> Option<u64> {
+    fn unused(&mut self, is_wanted: impl Fn(Kind) -> bool) -> Option<u64> {
         for _ in 0..2 * self.slots.len() {
             self.hand = (self.hand + 1) % self.slots.len();
             if let Some(node) = &mut self.slots[self.hand]
-                && node.kind == kind
+                && is_wanted(node.kind)
                 && node.is_evictable()
                 && !std::mem::take(&mut node.is_used)
             {
@@ -242,7 +296,12 @@ impl Table {
     pub fn clear(&mut self) {
         let Some(root) = self.slots[0].take() else { return };
         let removed = self.removed + self.slots.len() as u64;
-        *self = Self::new(self.limits, root.inode_id, root.path_fd.expect("the root is never closed"));
+        *self = Self::new(
+            self.limits,
+            self.identity,
+            root.inode_id,
+            root.path_fd.expect("the root is never closed"),
+        );
         self.removed = removed;
     }
 
@@ -304,6 +363,13 @@ impl Table {
 /// Returns the index of the slot that a node ID refers to.
 fn slot(id: u64) -> Option<usize> {
     usize::try_from(id & ((1 << SLOT_BITS) - 1)).ok()?.checked_sub(1)
+}
+
+fn hash(hasher: &RandomState, identity: Identity, key: Key) -> u64 {
+    match identity {
+        Identity::Inode => hasher.hash_one(key.inode_id),
+        Identity::Place => hasher.hash_one(key.place),
+    }
 }
 
 /// Returns the number of bytes that the C library's allocator uses for a name.

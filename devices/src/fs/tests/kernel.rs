@@ -132,7 +132,7 @@ fn a_kernel_works_in_a_tree_of_more_inodes_than_are_remembered() {
         }
     };
     let limits = Limits { nodes: 400, descriptors: 16, ..MEMORY };
-    let serve = |share: &Path| Share::with_limits(share, Access::ReadWrite, limits).unwrap();
+    let serve = |share: &Path| Share::with_limits(share, Access::ReadWrite, everything, limits).unwrap();
     let Some(share) = Mounted::with_share(make, serve) else { return };
     let script = r"
         set -e

@@ -9,7 +9,7 @@ fn guest_with_limits(files: usize, nodes: usize, descriptors: usize) -> Guest {
         }
     });
     let limits = Limits { nodes, descriptors, ..MEMORY };
-    guest.share = Share::with_limits(&guest.path(""), Access::ReadWrite, limits).unwrap();
+    guest.share = Share::with_limits(&guest.path(""), Access::ReadWrite, everything, limits).unwrap();
     guest
 }
 

@@ -1,36 +1,22 @@
 //! Other mounts inside of a share. These tests need root. Otherwise they print a note and do nothing.
 
-use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
+use rustix::mount::{MountFlags, mount, mount_bind};
 
 use super::*;
 use crate::testing::without;
 
-/// A mount in a share. Unmounts when dropped, which must happen before the share's directory is removed.
-struct Mount(PathBuf);
-
-impl Mount {
-    fn new(guest: &Guest, name: &str, mount: impl FnOnce(&Path) -> rustix::io::Result<()>) -> Option<Self> {
-        let at = guest.path(name);
-        fs::create_dir(&at).unwrap();
-        if mount(&at).is_err() {
-            eprintln!("not tested: this user cannot mount");
-            return None;
-        }
-        Some(Self(at))
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        unmount(&self.0, UnmountFlags::DETACH).unwrap();
-    }
+/// Mounts something in a share, in a directory of this name.
+fn mounted(guest: &Guest, name: &str, mount: impl FnOnce(&Path) -> rustix::io::Result<()>) -> Option<Mount> {
+    let at = guest.path(name);
+    fs::create_dir(&at).unwrap();
+    Mount::new(at, mount)
 }
 
 #[test]
 fn procfs_in_a_share_is_not_accessible() {
     let mut guest = Guest::new(Access::ReadWrite);
     let proc = |at: &Path| mount("proc", at, "proc", MountFlags::empty(), None);
-    let Some(_mount) = Mount::new(&guest, "proc", proc) else { return };
+    let Some(_mount) = mounted(&guest, "proc", proc) else { return };
     assert_eq!(guest.look_up(ROOT, c"proc"), Err(Errno::ACCESS));
     let entries = guest.list(ROOT, op::READDIRPLUS, 4096).unwrap();
     let entry = entries.iter().find(|entry| entry.0 == b"proc").unwrap();
@@ -56,7 +42,7 @@ fn a_file_of_procfs_in_a_share_is_not_truncated() {
 fn a_mount_in_a_share_is_shared_with_distinct_inode_numbers() {
     let mut guest = Guest::new(Access::ReadWrite);
     let tmpfs = |at: &Path| mount("tmpfs", at, "tmpfs", MountFlags::empty(), None);
-    let Some(_mount) = Mount::new(&guest, "other", tmpfs) else { return };
+    let Some(_mount) = mounted(&guest, "other", tmpfs) else { return };
     fs::write(guest.path("other/file"), "there").unwrap();
     let entry = guest.look_up(ROOT, c"other").unwrap();
     let real = fs::metadata(guest.path("other")).unwrap().ino();
@@ -77,7 +63,7 @@ fn two_mounts_of_a_directory_are_two_nodes() {
         mount_bind(&source, at)?;
         rustix::mount::mount_remount(at, MountFlags::BIND | MountFlags::RDONLY, "")
     };
-    let Some(_mount) = Mount::new(&guest, "b", read_only) else { return };
+    let Some(_mount) = mounted(&guest, "b", read_only) else { return };
     let (a, b) = (guest.walk(&[c"a"]).unwrap(), guest.walk(&[c"b"]).unwrap());
     assert_ne!(a, b);
     let (in_a, in_b) = (guest.look_up(a, c"file").unwrap(), guest.look_up(b, c"file").unwrap());

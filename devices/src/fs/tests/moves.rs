@@ -80,7 +80,7 @@ fn no_race_with_the_host_gives_access_outside_of_the_share() {
     let mut guest = guest();
     // Few descriptors, so that nodes are often closed and opened again.
     let limits = Limits { nodes: 1000, descriptors: 4, ..MEMORY };
-    guest.share = Share::with_limits(&guest.path(""), Access::ReadWrite, limits).unwrap();
+    guest.share = Share::with_limits(&guest.path(""), Access::ReadWrite, everything, limits).unwrap();
     let (dir, link) = (guest.path("dir"), guest.path("link"));
     let away = guest.dir.path().join("outside/dir");
     let is_over = AtomicBool::new(false);

@@ -15,6 +15,8 @@ use super::{Error, Size};
 /// The command and its settings.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Start {
+    /// Tag of the directory of the host that becomes the root, if it does.
+    pub root: Option<OsString>,
     /// Directories of the host to mount before the command starts.
     pub shares: Vec<Share>,
     /// The network to set up before the command starts.
@@ -27,6 +29,8 @@ pub struct Start {
     pub size: Option<Size>,
     /// Type of the terminal, the value of `TERM`.
     pub term: Option<OsString>,
+    /// Variables of the environment, beside those that each command has, or instead of them.
+    pub environment: Vec<Variable>,
     /// What the guest has to make up for, if it was saved before and restored now.
     pub restored: Option<Restored>,
     /// The program and its arguments. If empty, the agent runs a shell on the serial console, and powers off when it
@@ -42,6 +46,9 @@ pub struct Restored {
     /// Random bytes.
     pub entropy: Entropy,
 }
+
+/// A variable's name and its value.
+pub type Variable = (OsString, OsString);
 
 /// Random bytes from the host.
 pub type Entropy = [u8; 32];
@@ -91,6 +98,8 @@ impl Terminals {
 
 const READ_ONLY: &[u8] = b"ro";
 const READ_WRITE: &[u8] = b"rw";
+const ROOT: &[u8] = b"root";
+const VARIABLE: &[u8] = b"env";
 const NETWORK: &[u8] = b"network";
 const NAME_SERVER: &[u8] = b"name-server";
 const FOLDER: &[u8] = b"folder";
@@ -119,6 +128,11 @@ impl Start {
                     path: owned(strings.next()?),
                     access: if key == READ_ONLY { Access::ReadOnly } else { Access::ReadWrite },
                 }),
+                (ROOT, tag) => start.root = Some(owned(tag)),
+                (VARIABLE, variable) => {
+                    let (name, value) = setting(variable)?;
+                    start.environment.push((owned(name), owned(value)));
+                }
                 (NETWORK, address) => {
                     let address = parse_hex(address)?;
                     start.network = Some(Network { address, name_server: None });
@@ -143,6 +157,9 @@ impl Start {
 
     pub(super) fn write(&self, payload: &mut Vec<u8>) -> Result<(), Error> {
         let mut strings = Strings(payload);
+        if let Some(tag) = &self.root {
+            strings.setting(ROOT, tag.as_bytes())?;
+        }
         for share in &self.shares {
             let key = match share.access {
                 Access::ReadOnly => READ_ONLY,
@@ -171,6 +188,9 @@ impl Start {
         }
         if let Some(term) = &self.term {
             strings.setting(TERM, term.as_bytes())?;
+        }
+        for (name, value) in &self.environment {
+            strings.push(&[VARIABLE, b"=", name.as_bytes(), b"=", value.as_bytes()])?;
         }
         if let Some(restored) = &self.restored {
             restored.put(&mut strings)?;

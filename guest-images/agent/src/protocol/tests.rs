@@ -15,6 +15,12 @@ fn string() -> impl Strategy<Value = OsString> {
     vec(1..=255_u8, 0..20).prop_map(OsString::from_vec)
 }
 
+fn variable() -> impl Strategy<Value = OsString> {
+    string()
+        .prop_map(|name| name.into_vec().into_iter().filter(|byte| *byte != b'=').collect::<Vec<_>>())
+        .prop_map(OsString::from_vec)
+}
+
 fn size() -> impl Strategy<Value = Size> {
     any::<(u16, u16)>().prop_map(|(rows, columns)| Size { rows, columns })
 }
@@ -43,8 +49,10 @@ fn start() -> impl Strategy<Value = Start> {
     let settings =
         (vec(share(), 0..3), option::of(string()), terminals, option::of(size()), option::of(string()));
     let rest = (option::of(network()), option::of(restored()), vec(string(), 0..5));
-    (settings, rest).prop_map(|((shares, folder, terminals, size, term), (network, restored, command))| {
-        Start { shares, network, folder, terminals, size, term, restored, command }
+    let root = (option::of(string()), vec((variable(), string()), 0..3));
+    (settings, rest, root).prop_map(|(settings, (network, restored, command), (root, environment))| {
+        let (shares, folder, terminals, size, term) = settings;
+        Start { root, shares, network, folder, terminals, size, term, environment, restored, command }
     })
 }
 

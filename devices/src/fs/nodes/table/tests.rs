@@ -11,7 +11,7 @@ fn inode_id(inode: u64) -> InodeId {
 
 fn table(limits: Limits) -> Table {
     let root = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
-    Table::new(limits, inode_id(0), root.into())
+    Table::new(limits, Identity::Inode, inode_id(0), root.into())
 }
 
 fn name(number: u64, length: usize) -> CString {
@@ -69,7 +69,7 @@ fn node_ids_are_never_reused() {
         }
         table.remove(id + 1);
     }
-    assert_eq!(table.find(&inode_id(0)), Some(ROOT));
+    assert_eq!(table.find(Key { inode_id: inode_id(0), place: (0, c"") }), Some(ROOT));
 }
 
 #[test]
