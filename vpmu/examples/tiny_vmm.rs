@@ -21,7 +21,6 @@ fn main() {
 mod x86_64 {
     use std::arch::global_asm;
     use std::error::Error;
-    use std::sync::atomic::AtomicU64;
     use std::{io, mem, ptr, slice};
 
     use kvm_bindings::{
@@ -35,6 +34,7 @@ mod x86_64 {
     use vmm_sys_util::ioctl::ioctl_with_ref;
     use vmm_sys_util::ioctl_iow_nr;
     use vpmu::model::amd::Version;
+    use vpmu::shared_page::LvtNote;
     use vpmu::x86::{Leaf, Vendor};
     use vpmu::{Access, Cause, Injected, Outcome, Platform, VirtualPmu};
     use vpmu_perf::{HostPmu, PerfEvents};
@@ -176,7 +176,7 @@ mod x86_64 {
     impl Platform for Vcpu<'_> {
         type Error = kvm_ioctls::Error;
 
-        fn inject(&mut self, _lvt_entry: Option<&AtomicU64>) -> Result<Injected, kvm_ioctls::Error> {
+        fn inject(&mut self, _lvt_note: Option<LvtNote<'_>>) -> Result<Injected, kvm_ioctls::Error> {
             self.0.nmi()?;
             Ok(Injected::AtNextEntry)
         }

@@ -401,12 +401,14 @@ impl<S: Source> Bank<S> {
         let (all, estimated, due) = (*users & self.running, backing.estimated(), reading.count >= alarm.at);
         let is_early = backing.takes_early_expiry() && !due;
         let count = if due { self.ahead_to_overflow(index, reading.count) } else { reading.count };
-        let expiry = due.then(|| self.expire(index, count));
+        if due {
+            self.expire(index, count);
+        }
         let these = if due { all } else { all & counters };
         let interrupts =
             members(these).fold(false, |any, counter| any | self.advance(counter, count, estimated));
-        if let Some(expiry) = expiry {
-            self.renew_alarm(index, count, expiry, interrupts);
+        if due {
+            self.renew_alarm(index, count, interrupts);
         } else if reading.recovered || is_early {
             self.replace_alarm(index, reading.count);
         }

@@ -129,6 +129,24 @@ impl GenericEvent {
         }
     }
 
+    /// Returns the event that `perf` calls by this name, if there is one.
+    pub fn named(name: &str) -> Option<Self> {
+        let general = [
+            Self::Cycles,
+            Self::ReferenceCycles,
+            Self::Instructions,
+            Self::Branches,
+            Self::BranchMisses,
+            Self::BusCycles,
+            Self::CacheReferences,
+            Self::CacheMisses,
+            Self::StalledFrontend,
+            Self::StalledBackend,
+        ];
+        let caches = Cache::all().map(Self::Cache);
+        general.into_iter().chain(caches).find(|one| one.name() == name || one.other_name() == Some(name))
+    }
+
     /// Returns the alias that `perf` also accepts, if there is one.
     pub fn other_name(self) -> Option<&'static str> {
         match self {

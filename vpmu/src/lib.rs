@@ -22,9 +22,9 @@
 //! A guest samples every 10,000 instructions. The scripted source lets it run for 25,000.
 //! ```
 //! use std::convert::Infallible;
-//! use std::sync::atomic::AtomicU64;
 //!
 //! use vpmu::model::amd::Version;
+//! use vpmu::shared_page::LvtNote;
 //! use vpmu::source::script::Script;
 //! use vpmu::x86::Vendor;
 //! use vpmu::{Access, Cause, Injected, Outcome, Platform, VirtualPmu};
@@ -37,7 +37,7 @@
 //! impl Platform for Vcpu {
 //!     type Error = Infallible;
 //!
-//!     fn inject(&mut self, _lvt_entry: Option<&AtomicU64>) -> Result<Injected, Infallible> {
+//!     fn inject(&mut self, _lvt_note: Option<LvtNote<'_>>) -> Result<Injected, Infallible> {
 //!         self.interrupts += 1;
 //!         Ok(Injected::AtNextEntry)
 //!     }
@@ -90,6 +90,6 @@ pub mod translation;
 mod unit;
 pub mod x86;
 
-pub use outcome::Outcome;
-pub use pmu::{Access, BeforeEntry, Cause, Injected, Platform, VirtualPmu, Wake};
+pub use outcome::{Injected, Outcome};
+pub use pmu::{Access, BeforeEntry, Cause, Platform, VirtualPmu, Wake};
 pub use unit::Switch;

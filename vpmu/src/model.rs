@@ -3,6 +3,7 @@
 pub mod amd;
 pub mod intel;
 pub mod none;
+pub(crate) mod page;
 pub mod riscv;
 mod select;
 #[cfg(test)]
@@ -12,11 +13,10 @@ use crate::event::{Event, GenericEvent};
 use crate::outcome::Outcome;
 use crate::policy::Policy;
 use crate::report::Report;
-use crate::sbi_page;
 use crate::source::Source;
 use crate::state::{Mismatch, Registers, UnitState};
 use crate::unit::Unit;
-use riscv::sbi::Answer;
+use riscv::Riscv;
 
 /// The registers of one vCPU's PMU.
 pub(crate) trait Model<S: Source> {
@@ -32,31 +32,10 @@ pub(crate) trait Model<S: Source> {
     /// Sets the policy. Registers and counts keep their values.
     fn set_policy(&mut self, policy: &Policy);
 
-    /// Handles a call of the SBI's PMU extension.
-    fn call(&mut self, _function: u64, _arguments: [u64; 6]) -> Answer {
-        Answer::NOT_SUPPORTED
+    /// Returns the model itself, if it is RISC-V's: its guests also make calls.
+    fn riscv(&mut self) -> Option<&mut Riscv<S>> {
+        None
     }
-
-    /// Returns whether an event of the SBI's can be counted.
-    fn has_event(&mut self, _index: u64, _data: u64) -> bool {
-        false
-    }
-
-    /// Shares a page with the guest's kernel, for a PMU whose registers are accessed by SBI calls.
-    fn share_page(&mut self, _page: sbi_page::Shared) {}
-
-    /// Applies the calls that were made on the page, and withdraws the page until the next entry. Returns true if all
-    /// counters were updated.
-    fn apply_page(&mut self) -> bool {
-        false
-    }
-
-    /// Prepares [`Self::activate_page`] after an exit, before the pending interrupt is taken.
-    fn prepare_page(&mut self) {}
-
-    /// Makes the page available for the next entry, if this exit permits that. `is_interrupted` says that an overflow
-    /// interrupt was injected.
-    fn activate_page(&mut self, _is_interrupted: bool) {}
 
     /// Returns the events that count all retired instructions.
     fn instruction_events(&self) -> &'static [Event] {

@@ -1,4 +1,4 @@
-//! Result of a register access.
+//! Results of a register access, and of an injected interrupt.
 
 use std::fmt;
 
@@ -24,4 +24,13 @@ impl fmt::Display for Outcome {
             Self::NotHandled => write!(f, "not the PMU's"),
         }
     }
+}
+
+/// Whether the guest takes the interrupt at the next entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Injected {
+    /// The handler is the next thing that the guest executes.
+    AtNextEntry,
+    /// The guest takes the interrupt later, or has masked it.
+    Pending,
 }

@@ -14,7 +14,6 @@ mod wake;
 mod tests;
 
 use std::ops::Deref;
-use std::sync::atomic::AtomicU64;
 
 use log::trace;
 
@@ -23,13 +22,14 @@ use crate::journal::Entry;
 use crate::model::Model;
 use crate::model::amd::{self, Amd};
 use crate::model::intel::{self, Intel};
+use crate::model::page::GuestPage;
 use crate::model::riscv::{self, Answer, Riscv};
 use crate::notice::Notice;
-use crate::outcome::Outcome;
+use crate::outcome::{Injected, Outcome};
 use crate::policy::{OnStarvation, Policy};
 use crate::report::Report;
 use crate::sbi_page;
-use crate::shared_page::{Page, Registers};
+use crate::shared_page::{LvtNote, Page, Registers};
 use crate::source::Source;
 use crate::state::{Mismatch, PmuState};
 use crate::unit::Switch;
@@ -72,9 +72,9 @@ pub trait Platform {
 
     /// Injects the overflow interrupt into the vCPU.
     ///
-    /// `lvt_entry` is the local APIC's LVT entry for overflows, if the guest's kernel keeps a copy of it on its shared
-    /// page.
-    fn inject(&mut self, lvt_entry: Option<&AtomicU64>) -> Result<Injected, Self::Error>;
+    /// `lvt_note` is what the guest's kernel keeps on its shared page, if it has one, of the local APIC's LVT entry for
+    /// overflows.
+    fn inject(&mut self, lvt_note: Option<LvtNote<'_>>) -> Result<Injected, Self::Error>;
 
     /// Returns whether the guest's kernel uses the page of this vCPU. The stub puts the page's address in R9 before it
     /// exits to freeze the counters.
@@ -92,15 +92,6 @@ pub trait Platform {
     fn go_on_at(&mut self, _address: u64) -> Result<(), Self::Error> {
         Ok(())
     }
-}
-
-/// Whether the guest takes the interrupt at the next entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Injected {
-    /// The handler is the next thing that the guest executes.
-    AtNextEntry,
-    /// The guest takes the interrupt later, or has masked it.
-    Pending,
 }
 
 /// What the VMM has to do before it enters the guest again.
@@ -126,7 +117,7 @@ pub struct VirtualPmu<S: Source> {
     model: Box<dyn Model<S>>,
     /// The registers that can be accessed on a shared page, if the PMU has a global control register.
     page_registers: Option<Registers>,
-    page: Option<SharedPage>,
+    page: Option<Box<dyn GuestPage<S>>>,
     schedule: Schedule,
     on_starvation: OnStarvation,
 }
@@ -173,20 +164,23 @@ impl<S: Source> VirtualPmu<S> {
     /// Shares a page of the guest's memory with the guest's kernel, which accesses registers there while its counters
     /// are frozen (see [`crate::shared_page`]). Does nothing if the PMU has no global control register.
     pub fn share_page(&mut self, memory: Box<dyn Deref<Target = Page>>) {
-        self.page = self.page_registers.take().map(|registers| SharedPage::new(registers, memory));
+        let page = self.page_registers.take().map(|registers| SharedPage::new(registers, memory));
+        self.page = page.map(|page| Box::new(page) as _);
     }
 
     /// Shares a page of the guest's memory with the guest's kernel, on which it makes SBI calls (see
     /// [`crate::sbi_page`]). Does nothing for other PMUs than RISC-V's.
     pub fn share_sbi_page(&mut self, page: sbi_page::Shared) {
-        self.model.share_page(page);
+        if self.model.riscv().is_some() {
+            self.page = Some(Box::new(riscv::SharedPage::new(page)));
+        }
     }
 
     /// Handles a guest's access to a register. The VMM calls [`Self::after_exit`] next, as after every exit.
     pub fn access(&mut self, access: Access) -> Outcome {
         self.withdraw_page();
-        if let (Some(page), Access::Write(register, _)) = (&mut self.page, access) {
-            page.note_write(register);
+        if let (Some(page), Access::Write(register, value)) = (&mut self.page, access) {
+            page.note_write(register, value);
         }
         match access {
             Access::Read(register) => self.read(register, false),
@@ -207,7 +201,7 @@ impl<S: Source> VirtualPmu<S> {
     /// PMU register is counted by [`Self::access`]: a read after it has read, and a write before it has an effect, so
     /// that a write which stops a counter is the last instruction that the counter counts.
     pub fn completes_instruction(&mut self, is_user: impl FnOnce() -> bool) {
-        self.model.apply_page();
+        self.apply_page();
         self.complete(is_user);
     }
 
@@ -226,13 +220,16 @@ impl<S: Source> VirtualPmu<S> {
     /// Handles a call of the SBI's PMU extension: the function's number, and `a0` to `a5`. `EVENT_GET_INFO` is the
     /// exception: its list is in the guest's memory, so the VMM asks for each event in it ([`Self::has_event`]).
     pub fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
-        self.model.apply_page();
-        self.model.call(function, arguments)
+        self.withdraw_page();
+        if let Some(page) = &mut self.page {
+            page.note_call(function, arguments[5]);
+        }
+        self.model.riscv().map_or(Answer::NOT_SUPPORTED, |model| model.call(function, arguments))
     }
 
     /// Returns whether an event of the SBI's, by its index and its data, can be counted.
     pub fn has_event(&mut self, index: u64, data: u64) -> bool {
-        self.model.has_event(index, data)
+        self.model.riscv().is_some_and(|model| model.has_event(index, data))
     }
 
     /// Handles overflows and timers, and injects the overflow interrupt if one is due. Must be called after every exit,
@@ -277,29 +274,27 @@ impl<S: Source> VirtualPmu<S> {
                 platform.go_on_at(handler)?;
             }
         }
-        self.model.prepare_page();
         let unit = self.model.unit();
-        let (mut is_interrupted, mut at_next_entry) = (false, false);
+        if let Some(page) = &mut self.page {
+            page.prepare(unit);
+        }
+        let mut injected = None;
         if unit.take_interrupt() {
             trace!("overflow interrupt: injecting");
-            let lvt_entry = self.page.as_mut().and_then(SharedPage::lvt_entry);
-            at_next_entry = platform.inject(lvt_entry)? == Injected::AtNextEntry;
-            is_interrupted = true;
+            let lvt_note = self.page.as_mut().and_then(|page| page.lvt_note());
+            injected = Some(platform.inject(lvt_note)?);
         }
         if is_alarm {
-            unit.bank.alarm_delivered(at_next_entry);
+            unit.bank.alarm_delivered(injected == Some(Injected::AtNextEntry));
         }
         let wake = self.schedule.plan(unit);
         let pause = self.on_starvation == OnStarvation::Stop && unit.bank.is_starved();
         let (interrupts_soon, branches_soon) = (unit.bank.interrupts_soon(), unit.branches_soon());
         let notices = unit.bank.take_notices();
         if let Some(page) = &mut self.page {
-            if is_alarm && at_next_entry {
-                page.activate_in_handler(&mut *self.model);
-            }
-            page.activate_after_freeze(&mut *self.model, || platform.uses_shared_page());
+            let alarm = injected.filter(|_| is_alarm);
+            page.activate(&mut *self.model, alarm, &mut || platform.uses_shared_page());
         }
-        self.model.activate_page(is_alarm && is_interrupted);
         Ok(BeforeEntry { wake, pause, interrupts_soon, branches_soon, notices })
     }
 
@@ -366,14 +361,9 @@ impl<S: Source> VirtualPmu<S> {
         self.model.unit().bank.journal().take()
     }
 
-    /// Applies the register writes that the guest made on its shared page. Returns true if that also updated all
-    /// counters.
+    /// Applies what the guest did on its shared page. Returns true if that also updated all counters.
     fn apply_page(&mut self) -> bool {
-        let is_updated = self.page.as_mut().is_some_and(|page| {
-            page.note_running(self.model.unit().running());
-            page.apply(&mut *self.model)
-        });
-        is_updated | self.model.apply_page()
+        self.page.as_mut().is_some_and(|page| page.apply(&mut *self.model))
     }
 
     /// Prepares a change of registers of which the guest knows nothing.
@@ -384,11 +374,10 @@ impl<S: Source> VirtualPmu<S> {
         }
     }
 
-    /// Applies the writes on the shared page and withdraws the page until the next freeze, before an ordinary access.
+    /// Applies what the guest did on its shared page and withdraws the page, before an ordinary access.
     fn withdraw_page(&mut self) {
-        self.apply_page();
         if let Some(page) = &mut self.page {
-            page.withdraw();
+            page.withdraw(&mut *self.model);
         }
     }
 }

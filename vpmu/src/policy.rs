@@ -45,6 +45,9 @@ pub struct Policy {
     /// Event-based branches are available ([`crate::ebb`]).
     #[serde(default = "available")]
     pub ebb: bool,
+    /// The guest may be sampled from outside.
+    #[serde(default = "available")]
+    pub record: bool,
 }
 
 fn available() -> bool {
@@ -98,6 +101,7 @@ impl Default for Policy {
             on_starvation: OnStarvation::default(),
             spare_counters: 0,
             ebb: true,
+            record: true,
         }
     }
 }

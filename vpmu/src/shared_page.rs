@@ -20,14 +20,18 @@
 //! writes on its page can do more than its register writes could.
 //!
 //! The code notes one more register there, which it also accesses in the ordinary way: the APIC's LVT entry for
-//! overflows. So the VMM need not ask KVM for the entry at each overflow ([`crate::Platform::inject`]).
+//! overflows. So the VMM need not ask KVM for the entry at each overflow ([`crate::Platform::inject`]). Where the
+//! delivery of an overflow masks the entry, as on Intel's processors, the mask is on the page as well ([`LvtNote`]):
+//! KVM's entry stays open, and the kernel's write that opens it again does not leave the guest.
 
 use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Maximum number of registers on the page; the status has the slot after them.
 pub const MAX_SLOTS: usize = 23;
-/// Value of [`Page::freezing`] that the stub writes.
-pub const FREEZING: u64 = u64::from_le_bytes(*b"passing!");
+/// Value of [`Page::freezing`] that the stub writes. An older stub, in the memory of a snapshot, writes another one: it
+/// knows nothing of [`Page::lvt_mask`], so its page is not used.
+pub const FREEZING: u64 = u64::from_le_bytes(*b"freezing");
 /// Value of [`Page::active`] while accesses may be made on the page.
 pub const ACTIVE: u64 = u64::from_le_bytes(*b"on page!");
 /// Value of [`Page::active`] while accesses may be made from the next freeze on, which itself needs no exit.
@@ -55,6 +59,9 @@ pub struct Page {
     pub thaw_must_exit: AtomicU64,
     /// Value that the kernel last wrote to its APIC's LVT entry for overflows; noted before the write.
     pub lvt_entry: AtomicU64,
+    /// While the entry is masked here only: the entry without the mask, as KVM has it. Otherwise 0. A kernel that
+    /// disables its APIC or stops a CPU masks the entry itself first, as Linux does.
+    pub lvt_mask: AtomicU64,
     /// Value last written to each register.
     pub written: [AtomicU64; MAX_SLOTS + 1],
     /// Value that a read of each register returns; the last slot is the status.
@@ -71,6 +78,37 @@ impl Page {
 }
 
 const _: () = assert!(size_of::<Page>() <= Page::STRIDE);
+
+/// What a guest's kernel and the VMM keep on a shared page about the APIC's LVT entry for overflows.
+#[derive(Clone, Copy)]
+pub struct LvtNote<'a> {
+    page: &'a Page,
+    /// Value that the kernel last wrote. `None` unless it has used the page since the last overflow, which shows that
+    /// it is still the kernel with the stub.
+    pub written: Option<u64>,
+}
+
+impl<'a> LvtNote<'a> {
+    pub(crate) fn new(page: &'a Page, is_used: bool) -> Self {
+        Self { page, written: is_used.then(|| page.lvt_entry.load(Relaxed)) }
+    }
+
+    /// Returns whether the entry is masked on the page: by an overflow, after which the kernel has not written it.
+    pub fn is_masked(&self) -> bool {
+        let mask = self.page.lvt_mask.load(Relaxed);
+        mask != 0 && mask == self.page.lvt_entry.load(Relaxed)
+    }
+
+    /// Masks the entry on the page, if the kernel has used the page since the last overflow and has written what KVM
+    /// has, which is `entry`. Returns whether it has.
+    pub fn mask(&self, entry: u64) -> bool {
+        let is_known = self.written == Some(entry) && entry != 0;
+        if is_known {
+            self.page.lvt_mask.store(entry, Relaxed);
+        }
+        is_known
+    }
+}
 
 /// A register that can be accessed on the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,12 +4,12 @@
 
 use std::convert::Infallible;
 use std::num::NonZeroU32;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use proptest::prelude::*;
 use vpmu::model::{amd, intel, riscv};
 use vpmu::policy::Policy;
+use vpmu::shared_page::LvtNote;
 use vpmu::source::script::Script;
 use vpmu::state::{Mismatch, PmuState};
 use vpmu::x86::Vendor;
@@ -50,7 +50,7 @@ struct Interrupts(u64);
 impl Platform for Interrupts {
     type Error = Infallible;
 
-    fn inject(&mut self, _lvt_entry: Option<&AtomicU64>) -> Result<Injected, Infallible> {
+    fn inject(&mut self, _lvt_note: Option<LvtNote<'_>>) -> Result<Injected, Infallible> {
         self.0 += 1;
         Ok(Injected::Pending)
     }

@@ -24,7 +24,7 @@ use vpmu::ebb::{self, Block, Thread};
 use vpmu::model::{amd, intel, riscv};
 use vpmu::policy::{Allowed, Freeze, OnStarvation, Policy, Rule, Tier};
 use vpmu::sbi_page::{self, Shared};
-use vpmu::shared_page::{ACTIVE, FREEZING, IDLE, MAX_SLOTS, OFFERED, Page, THAWED};
+use vpmu::shared_page::{ACTIVE, FREEZING, IDLE, LvtNote, MAX_SLOTS, OFFERED, Page, THAWED};
 use vpmu::state::PmuState;
 use vpmu::x86::{PMU_MSRS, PROGRAM_MSRS, RDPMC_MSRS, Vendor};
 use vpmu::{Access, Cause, Injected, Outcome, Platform, Switch, VirtualPmu};
@@ -224,6 +224,7 @@ impl Rules {
         Policy {
             spare_counters: 0,
             ebb: self.min_period.is_multiple_of(2),
+            record: true,
             allowed,
             min_period: u64::from(self.min_period).try_into().unwrap_or(default.min_period),
             max_interrupts_per_second: u32::from(self.max_interrupts).try_into().ok(),
@@ -244,7 +245,8 @@ fn word(page: &Page, number: u8) -> &AtomicU64 {
         6 => &page.thaw,
         7 => &page.thaw_must_exit,
         8 => &page.lvt_entry,
-        9 | 10 => &page.written[slot],
+        9 => &page.lvt_mask,
+        10 => &page.written[slot],
         _ => &page.tail_guard,
     }
 }
@@ -325,9 +327,9 @@ struct Vcpu {
 impl Platform for Vcpu {
     type Error = Infallible;
 
-    fn inject(&mut self, lvt_entry: Option<&AtomicU64>) -> Result<Injected, Infallible> {
+    fn inject(&mut self, lvt_note: Option<LvtNote<'_>>) -> Result<Injected, Infallible> {
         self.injected += 1;
-        let _ = lvt_entry.map(|entry| entry.load(Relaxed));
+        let _ = lvt_note.map(|note| note.is_masked() || note.mask(note.written.unwrap_or_default()));
         Ok(if self.is_at_next_entry { Injected::AtNextEntry } else { Injected::Pending })
     }
 

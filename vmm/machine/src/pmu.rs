@@ -99,13 +99,13 @@ impl Pmu {
     /// Has what entries into the guest add left out of all counts.
     pub fn leave_out(&mut self, ticks: EntryTicks) {
         if let Self::Emulated(_, host) = self {
-            host.leave_out(ticks);
+            host.entry_ticks = ticks;
         }
     }
 
     /// Returns whether the host counts entries into the guest, which are left out.
     pub fn leaves_out_entries(self) -> bool {
-        matches!(self, Self::Emulated(_, host) if host.leaves_out() != EntryTicks::default())
+        matches!(self, Self::Emulated(_, host) if host.entry_ticks != EntryTicks::default())
     }
 
     /// Returns true if the kernel's accesses to this PMU reach Tally only after [`crate::Kernel::retarget`].

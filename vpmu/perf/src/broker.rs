@@ -103,6 +103,7 @@ impl Request {
         match self.purpose {
             _ if BROKER.get().is_some() => 2,
             Purpose::Counter { .. } => 3,
+            Purpose::Sampling { .. } => 4,
             _ => 1,
         }
     }
@@ -162,6 +163,8 @@ pub mod calls {
         [libc::SYS_ppoll, libc::SYS_read, libc::SYS_sendmsg, libc::SYS_close, libc::SYS_exit_group];
     /// Commands of `fcntl`: whom an event signals, and that it does.
     pub const FCNTL: [i32; 2] = [crate::request::F_SETOWN_EX, libc::F_SETFL];
+    /// The command of `fcntl` by which an event sends another signal than `SIGIO`, and the only signal that it takes.
+    pub const FCNTL_SIGNAL: (i32, i32) = (crate::request::F_SETSIG, crate::request::SAMPLE_SIGNAL);
     /// Requests of `ioctl`: what a tracepoint's event counts.
     pub const IOCTL: [u32; 1] = [perf_event_open_sys::bindings::SET_FILTER];
 }

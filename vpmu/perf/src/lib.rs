@@ -16,6 +16,7 @@
 //! - [`Reservation`] keeps the host's PMU in use while a guest's events come and go.
 //! - [`broker`] opens events in a process of its own, so that threads that run guests need no right to perf.
 //! - [`Measurement`] counts what a thread does in a guest, for the host's own use.
+//! - [`Sampling`] samples what a thread does in a guest, for the host's own use.
 //! - [`EntryTicks`] says what each entry into a guest adds to counts, which [`PerfEvents`] can leave out.
 //! - [`Attribution`] measures how much a vCPU's thread does in the guest, and how much in the host.
 //!
@@ -64,6 +65,7 @@ mod probe;
 mod request;
 mod reservation;
 mod rights;
+mod sampling;
 mod system_calls;
 
 use std::collections::HashMap;
@@ -91,8 +93,10 @@ pub use self::obstacle::Obstacle;
 pub use self::page::{Page, ScheduledOut};
 pub use self::page_limits::{MORE_PAGES, PageLimits};
 pub use self::probe::{Free, NotFree, exists, free_counters, generic_events};
+pub use self::request::{Encoded, Rate, SAMPLE_SIGNAL};
 pub use self::reservation::Reservation;
 pub use self::rights::{Needed, PARANOID, Rights, paranoid};
+pub use self::sampling::Sampling;
 
 /// Opens perf events that count the current thread: the [`Source`] for one vCPU's counters.
 pub struct PerfEvents {
@@ -121,6 +125,10 @@ const MAX_REMEMBERED: usize = 1024;
 
 /// The host's limit for the rate of overflows. The host throttles a faster event until its next tick, and lowers the
 /// limit by itself when its own handler takes long. The file stays open, because a sandboxed thread can open none.
+///
+/// A limit that cannot be read is taken for the lowest there is, at which each alarm is set again, by a system call.
+/// Linux begins with 100,000 (`DEFAULT_MAX_SAMPLE_RATE`), but may have lowered that since, and an alarm that is left to
+/// repeat where it may not be stops its event without anybody knowing.
 struct MaxRate(Option<File>);
 
 impl MaxRate {
@@ -133,8 +141,8 @@ impl MaxRate {
 
     /// Returns twice the least average time between two overflows of an event that is not throttled.
     fn least_interval(&self) -> Duration {
-        const BY_DEFAULT: u32 = 100_000;
-        Duration::from_secs(2) / self.read().unwrap_or(BY_DEFAULT).max(1)
+        const LOWEST: u32 = 1;
+        Duration::from_secs(2) / self.read().unwrap_or(LOWEST).max(LOWEST)
     }
 
     fn read(&self) -> Option<u32> {
@@ -336,6 +344,8 @@ fn with_period<T>(distance: u64, mut request: impl FnMut(u64) -> io::Result<T>) 
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     /// Returns the periods requested of a host that takes periods from `least` on, and whether it took the last one.
@@ -355,6 +365,21 @@ mod tests {
         assert_eq!([said(libc::ENOENT), said(libc::EINVAL)], [Some(false); 2]);
         assert_eq!([said(libc::EBUSY), said(libc::EMFILE), said(libc::EACCES)], [None; 3]);
         assert_eq!(existence::<()>(Err(io::Error::other("the policy denies it"))), Some(false));
+    }
+
+    #[test]
+    fn a_limit_that_cannot_be_read_is_taken_for_the_lowest() {
+        let limit = |text: &str| {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(text.as_bytes()).unwrap();
+            MaxRate(Some(file)).least_interval()
+        };
+        assert_eq!(limit("100000\n"), Duration::from_micros(20));
+        let lowest = Duration::from_secs(2);
+        assert_eq!(
+            [limit("1\n"), limit("0\n"), limit("none\n"), MaxRate(None).least_interval()],
+            [lowest; 4]
+        );
     }
 
     #[test]

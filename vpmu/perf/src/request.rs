@@ -51,7 +51,28 @@ pub enum Purpose {
     Measurement(Filter),
     /// It counts the entries of its thread into a guest's user mode: the tracepoint of [`crate::entries`].
     Entries,
+    /// It samples what its thread does in the guest, if there is a free counter: it sends [`SAMPLE_SIGNAL`] to its
+    /// thread at each overflow.
+    Sampling {
+        /// The privilege levels that it samples.
+        filter: Filter,
+        /// When it overflows.
+        rate: Rate,
+    },
 }
+
+/// When a sampling event overflows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rate {
+    /// Every time that it has counted so much.
+    Period(u64),
+    /// About so often in a second: Linux adapts the period.
+    Frequency(u64),
+}
+
+/// The signal of a sampling event. It is none of the signals that events send otherwise, it is not queued, and by
+/// default it does nothing.
+pub const SAMPLE_SIGNAL: libc::c_int = libc::SIGURG;
 
 /// Whether an event takes a counter from others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,6 +158,16 @@ impl Purpose {
             }
             Self::Measurement(filter) => LEVELS.restrict(&mut attr, filter, Scope::Guest),
             Self::Entries => {}
+            Self::Sampling { filter, rate } => {
+                match rate {
+                    Rate::Period(period) => attr.sample_period = period,
+                    Rate::Frequency(frequency) => {
+                        attr.set_freq(1);
+                        attr.sample_freq = frequency;
+                    }
+                }
+                LEVELS.restrict(&mut attr, filter, Scope::Guest);
+            }
             Self::Attribution(Side::Guest) => attr.set_exclude_host(1),
             Self::Attribution(Side::Host) => attr.set_exclude_guest(1),
         }
@@ -158,8 +189,10 @@ impl Request {
         }
         // SAFETY: the file descriptor is new and nothing else owns it.
         let event = unsafe { OwnedFd::from_raw_fd(fd) };
-        if let Purpose::Counter { .. } = self.purpose {
-            signal_thread(&event, self.thread)?;
+        match self.purpose {
+            Purpose::Counter { .. } => signal_thread(&event, self.thread, None)?,
+            Purpose::Sampling { .. } => signal_thread(&event, self.thread, Some(SAMPLE_SIGNAL))?,
+            _ => {}
         }
         if self.purpose == Purpose::Entries {
             filter(&event, IN_USER_MODE)?;
@@ -171,9 +204,12 @@ impl Request {
 /// The command of `fcntl` that says which thread an event signals.
 pub(crate) const F_SETOWN_EX: libc::c_int = 15;
 
-/// Makes every overflow send `SIGIO` to this thread and to no other. `SIGIO` is no real-time signal, so at most one is
-/// pending however many events overflow.
-fn signal_thread(event: &OwnedFd, thread: libc::pid_t) -> io::Result<()> {
+/// The command of `fcntl` that says which signal an event sends.
+pub(crate) const F_SETSIG: libc::c_int = 10;
+
+/// Makes every overflow send a signal to this thread and to no other: `SIGIO` if no other one is named. Neither is a
+/// real-time signal, so at most one of each is pending however many events overflow.
+fn signal_thread(event: &OwnedFd, thread: libc::pid_t, signal: Option<libc::c_int>) -> io::Result<()> {
     #[repr(C)]
     struct Owner {
         kind: libc::c_int,
@@ -184,6 +220,10 @@ fn signal_thread(event: &OwnedFd, thread: libc::pid_t) -> io::Result<()> {
     let owner = Owner { kind: F_OWNER_TID, id: thread };
     // SAFETY: `owner` has the layout of `f_owner_ex`, and is only read.
     to_result(unsafe { libc::fcntl(fd, F_SETOWN_EX, &raw const owner) })?;
+    if let Some(signal) = signal {
+        // SAFETY: `F_SETSIG` takes a number and no pointer.
+        to_result(unsafe { libc::fcntl(fd, F_SETSIG, signal) })?;
+    }
     // SAFETY: `F_SETFL` takes flags and no pointer.
     to_result(unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) })
 }
@@ -212,7 +252,7 @@ pub fn this_thread() -> libc::pid_t {
 pub const WORDS: usize = 5;
 
 /// All purposes, with no period. Their numbers are how processes that were forked from one another name them.
-const PURPOSES: [Purpose; 16] = [
+const PURPOSES: [Purpose; 22] = [
     counter(Filter::User, Scope::Guest),
     counter(Filter::Kernel, Scope::Guest),
     counter(Filter::All, Scope::Guest),
@@ -229,7 +269,17 @@ const PURPOSES: [Purpose; 16] = [
     Purpose::Measurement(Filter::Kernel),
     Purpose::Measurement(Filter::All),
     Purpose::Entries,
+    sampling(Filter::User, Rate::Period(0)),
+    sampling(Filter::Kernel, Rate::Period(0)),
+    sampling(Filter::All, Rate::Period(0)),
+    sampling(Filter::User, Rate::Frequency(0)),
+    sampling(Filter::Kernel, Rate::Frequency(0)),
+    sampling(Filter::All, Rate::Frequency(0)),
 ];
+
+const fn sampling(filter: Filter, rate: Rate) -> Purpose {
+    Purpose::Sampling { filter, rate }
+}
 
 const fn counter(filter: Filter, scope: Scope) -> Purpose {
     Purpose::Counter { filter, scope, period: 0 }
@@ -240,6 +290,12 @@ impl Request {
     pub fn to_words(self) -> [u64; WORDS] {
         let (purpose, period) = match self.purpose {
             Purpose::Counter { filter, scope, period } => (counter(filter, scope), period),
+            Purpose::Sampling { filter, rate: Rate::Period(period) } => {
+                (sampling(filter, Rate::Period(0)), period)
+            }
+            Purpose::Sampling { filter, rate: Rate::Frequency(frequency) } => {
+                (sampling(filter, Rate::Frequency(0)), frequency)
+            }
             other => (other, 0),
         };
         let number = PURPOSES.iter().position(|one| *one == purpose).expect("all purposes are there");
@@ -251,6 +307,10 @@ impl Request {
     pub fn from_words([thread, type_, config, number, period]: [u64; WORDS]) -> Option<Self> {
         let purpose = match *PURPOSES.get(usize::try_from(number).ok()?)? {
             Purpose::Counter { filter, scope, .. } => Purpose::Counter { filter, scope, period },
+            Purpose::Sampling { filter, rate: Rate::Period(_) } => sampling(filter, Rate::Period(period)),
+            Purpose::Sampling { filter, rate: Rate::Frequency(_) } => {
+                sampling(filter, Rate::Frequency(period))
+            }
             other => other,
         };
         let thread = libc::pid_t::try_from(thread).ok()?;
@@ -317,6 +377,10 @@ mod tests {
         for purpose in PURPOSES {
             let purpose = match purpose {
                 Purpose::Counter { filter, scope, .. } => Purpose::Counter { filter, scope, period: FAR },
+                Purpose::Sampling { filter, rate: Rate::Period(_) } => sampling(filter, Rate::Period(71)),
+                Purpose::Sampling { filter, rate: Rate::Frequency(_) } => {
+                    sampling(filter, Rate::Frequency(72))
+                }
                 other => other,
             };
             let request = Request { event: (4, u64::MAX), thread: 71, purpose };

@@ -18,7 +18,7 @@ use vpmu::x86::X2APIC_LVTPC;
 use vpmu::{Cause, Outcome};
 use vpmu_retarget::x86::stub::{Original, Originals, PageLocation, Stub, Value};
 
-use guests::{Act, CONTROL, COUNTER, Does, Guest, Plain, SELECT, STATUS, STATUS_CLEAR};
+use guests::{Act, CONTROL, COUNTER, Does, Guest, MASKED, NMI, Plain, SELECT, STATUS, STATUS_CLEAR};
 
 const SHAPE: Shape = Shape { version: IntelVersion::V5, general: 4, fixed: 3, absent: 0 };
 const OLDER: Shape = Shape { version: IntelVersion::V2, ..SHAPE };
@@ -29,20 +29,78 @@ const SAMPLING: u64 = 0x53_00c0;
 fn the_entry_for_overflows_is_noted_and_believed_as_long_as_the_page_is_used() {
     for value in [Value::Whole, Value::Halves] {
         let mut guest = Guest::amd(6, value);
-        assert_eq!(guest.kernel.call(guest.kernel.stub.write, X2APIC_LVTPC, 0x400), None, "it is KVM's");
+        assert_eq!(guest.kernel.call(guest.kernel.stub.write, X2APIC_LVTPC, NMI), None, "it is KVM's");
         guest.write(SELECT, SAMPLING);
         guest.write(COUNTER, (1 << 48) - 100);
         assert_eq!(guest.runs_only(100), [100]);
-        assert_eq!(guest.plain.vcpu.lvt_entry, None);
+        assert_eq!(guest.plain.vcpu.noted, None);
         guest.write(CONTROL, 0);
         guest.write(COUNTER, (1 << 48) - 100);
         guest.write(CONTROL, 1);
         assert_eq!(guest.runs_only(100), [100]);
-        assert_eq!(guest.plain.vcpu.lvt_entry, Some(0x400));
+        assert_eq!(guest.plain.vcpu.noted, Some(NMI));
         guest.plain.write(COUNTER, (1 << 48) - 100);
         assert_eq!(guest.runs_only(100), [100]);
-        assert_eq!(guest.plain.vcpu.lvt_entry, None, "the kernel may be another by now");
+        assert_eq!(guest.plain.vcpu.noted, None, "the kernel may be another by now");
     }
+}
+
+/// An Intel guest that samples, and whose kernel has opened its LVT entry.
+fn with_an_open_entry(value: Value) -> Guest {
+    let mut guest = Guest::intel(SHAPE, value);
+    guest.write(X2APIC_LVTPC, NMI);
+    guest.write(0x186, SAMPLING);
+    guest
+}
+
+/// Lets its counter overflow after 100. Returns the counts at which the guest is interrupted.
+fn overflow(guest: &mut impl Does) -> Vec<u64> {
+    guest.write(0x38f, 0);
+    guest.write(0x4c1, (1 << 48) - 100);
+    guest.write(0x38f, 1);
+    guest.runs(100, |_| ())
+}
+
+#[test]
+fn intels_overflow_masks_the_entry_and_opening_it_again_is_no_exit() {
+    let mut guest = with_an_open_entry(Value::Halves);
+    let opens_by_kvm =
+        |guest: &Guest| guest.kernel.call(guest.kernel.stub.write, X2APIC_LVTPC, NMI).is_none();
+    for _ in 0..3 {
+        assert_eq!(overflow(&mut guest), [100]);
+        assert_eq!(guest.plain.vcpu.lvt_entry, NMI, "KVM's is open");
+        assert_eq!(guest.read(X2APIC_LVTPC), Outcome::Value(NMI | MASKED));
+        assert_eq!(overflow(&mut guest), [], "masked");
+        assert!(!opens_by_kvm(&guest));
+        assert_eq!(guest.read(X2APIC_LVTPC), Outcome::Value(NMI));
+        assert!(opens_by_kvm(&guest), "it was open");
+    }
+    assert_eq!(overflow(&mut guest), [100]);
+    guest.write(X2APIC_LVTPC, 0x50);
+    assert_eq!(guest.plain.vcpu.lvt_entry, 0x50, "any other value is KVM's");
+    assert_eq!(overflow(&mut guest), [100]);
+    assert_eq!(guest.read(X2APIC_LVTPC), Outcome::Value(0x50 | MASKED));
+    guest.write(X2APIC_LVTPC, 0);
+    assert_eq!(guest.read(X2APIC_LVTPC), Outcome::Value(0));
+    assert_eq!(guest.kernel.call(guest.kernel.stub.write, X2APIC_LVTPC, 0), None, "0 is a value like others");
+}
+
+#[test]
+fn a_kernel_without_the_stub_finds_no_mask_of_its_predecessor() {
+    let mut guest = with_an_open_entry(Value::Whole);
+    assert_eq!(overflow(&mut guest), [100]);
+    assert_eq!(guest.read(X2APIC_LVTPC), Outcome::Value(NMI | MASKED));
+    guest.plain.write(X2APIC_LVTPC, NMI);
+    assert_eq!(overflow(&mut guest.plain), [100]);
+}
+
+#[test]
+fn a_mask_in_memory_that_has_become_another_kernels_masks_nothing() {
+    let mut guest = with_an_open_entry(Value::Whole);
+    assert_eq!(overflow(&mut guest), [100]);
+    guest.kernel.page.active.store(77, Relaxed);
+    guest.plain.write(0x4c1, (1 << 48) - 100);
+    assert_eq!(guest.runs_only(100), [100]);
 }
 
 #[test]
@@ -109,7 +167,7 @@ fn what_cannot_wait_is_done_at_once() {
 
 #[test]
 fn on_intels_pmu_writes_that_fault_still_do() {
-    let mut guest = Guest::intel(SHAPE);
+    let mut guest = Guest::intel(SHAPE, Value::Whole);
     guest.write(0x38f, 0);
     for (register, value, outcome) in [
         (0x186, 1 << 21, Outcome::Fault),
@@ -279,6 +337,7 @@ fn amds_acts() -> impl Strategy<Value = Vec<Act>> {
         (STATUS, vec![0]),
         (0xc000_0303, vec![1, 6]),
         (0xc001_0005, vec![5]),
+        (X2APIC_LVTPC, vec![NMI, NMI | MASKED, 0]),
     ];
     for counter in 0..3 {
         writes.push((SELECT + 2 * counter, selects.clone()));
@@ -298,6 +357,7 @@ fn intels_acts() -> impl Strategy<Value = Vec<Act>> {
         (0x38d, vec![0, 0xa, 0xb, 0xbb, 0xb0b, 0x4]),
         (0x1d9, vec![0, 1 << 12]),
         (0x392, vec![0]),
+        (X2APIC_LVTPC, vec![NMI, NMI, NMI, NMI | MASKED, 0, 0x50]),
     ];
     for counter in 0..2 {
         writes.push((0x186 + counter, vec![0, 0x53_00c0, 0x43_00c0, 0x51_00c0, 0x51_00c0, 1 << 40]));
@@ -340,7 +400,10 @@ fn intels_handlers() -> impl Strategy<Value = Vec<Act>> {
         [value(0x4c1 + counter, 10_000), value(0x309 + counter, 10_000), value(0x309 + counter, 50_000)]
     });
     let clear = Act::Write(0x390, 3 | 7 << 32);
-    let inner = [vec![Act::Read(0x38e)], vec![clear, Act::ReadCounter(1 << 30)]].into_iter().chain(inner);
+    let open = Act::Write(X2APIC_LVTPC, NMI);
+    let inner = [vec![Act::Read(0x38e)], vec![clear, Act::ReadCounter(1 << 30)], vec![open], vec![open]]
+        .into_iter()
+        .chain(inner);
     handlers(intels_acts(), Act::Write(0x38f, 0), inner.collect(), Act::Write(0x38f, 3 | 7 << 32))
 }
 
@@ -352,6 +415,9 @@ fn compare(mut guest: Guest, mut plain: Plain, acts: &[Act], handler: &[Act]) {
     assert_eq!(guest.plain.vcpu.interrupts, plain.vcpu.interrupts);
     assert!(guest.plain.exits <= plain.exits);
 }
+
+/// Words of the page that are scribbled on.
+const WORDS: usize = 6 + 2 * (MAX_SLOTS + 1);
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
@@ -366,22 +432,25 @@ proptest! {
 
     #[test]
     fn a_guest_sees_the_same_with_a_shared_page_as_without_on_intels_pmu(
-        acts in intels_acts(), handler in intels_handlers(), newer: bool,
+        acts in intels_acts(), handler in intels_handlers(), newer: bool, halves: bool,
     ) {
         let shape = if newer { SHAPE } else { OLDER };
-        compare(Guest::intel(shape), Plain::intel(shape), &acts, &handler);
+        let value = if halves { Value::Halves } else { Value::Whole };
+        compare(Guest::intel(shape, value), Plain::intel(shape), &acts, &handler);
     }
 
     #[test]
     fn whatever_a_guest_writes_on_its_page_is_what_it_could_write_to_registers(
         acts in intels_acts(),
-        scribbles in proptest::collection::vec((0..size_of::<Page>() / 8, any::<u64>()), 80),
+        scribbles in proptest::collection::vec((0..WORDS, prop_oneof![any::<u64>(), Just(0), Just(NMI)]), 80),
     ) {
-        let mut guest = Guest::intel(SHAPE);
+        let mut guest = Guest::intel(SHAPE, Value::Whole);
         for (act, (word, scribble)) in acts.iter().zip(scribbles) {
             let page = &*guest.kernel.page;
             let words = page.written.iter().chain(&page.shown);
-            let all = [&page.active, &page.freezing, &page.dirty, &page.cleared].into_iter().chain(words);
+            let all = [&page.active, &page.freezing, &page.dirty, &page.cleared, &page.lvt_entry, &page.lvt_mask]
+                .into_iter()
+                .chain(words);
             all.skip(word).take(1).for_each(|word| word.store(scribble, Relaxed));
             drop(guest.does(*act, &[]));
         }

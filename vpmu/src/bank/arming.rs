@@ -7,13 +7,6 @@ use crate::mask::{self, members};
 use crate::notice::Notice;
 use crate::source::{Backing, FAR, Refusal, Source};
 
-/// What is known of an alarm that has expired.
-#[derive(Debug, Clone, Copy)]
-pub struct Expiry {
-    /// The host has not stopped the event at this alarm, so the event counts on if the alarm is left to repeat.
-    may_repeat: bool,
-}
-
 /// Greatest distance of an alarm that expires before long. The overflow of a counter that only counts is farther away.
 pub const SOON: u64 = 1 << 36;
 
@@ -28,14 +21,13 @@ impl<S: Source> Bank<S> {
     /// Records that the alarm of a host event has expired at this count. The counters that it was for are found by
     /// their marks, and each has its own distance from its last alarm: the alarms of several counters may be as close
     /// as they like.
-    pub(super) fn expire(&mut self, index: usize, count: u64) -> Expiry {
+    pub(super) fn expire(&mut self, index: usize, count: u64) {
         let now = self.source.now();
         let least = self.floor.distance(|| now);
         let least_interval = self.source.least_interval(now);
         let event = &mut self.events[index];
         let (users, alarm) = (event.users, event.alarm);
-        event.last_alarm = now;
-        let may_repeat = event.load.adds_alarm(now, least_interval);
+        event.load.add_alarm(now, least_interval);
         let is_due = |counter: &usize| self.wanted(*counter, least).is_some_and(|wanted| wanted <= count);
         let interrupting = members(users & self.running & self.interrupting);
         let due = mask::of(interrupting.filter(is_due)) | alarm.counter_mask & users;
@@ -53,20 +45,19 @@ impl<S: Source> Bank<S> {
         if let Some(times) = raised {
             self.add_notice(Notice::RateFloor { period: floor::PERIOD, times });
         }
-        Expiry { may_repeat }
     }
 
     /// Sets the next alarm of a host event whose last one has expired, after its counters were updated. `interrupts`
     /// says that one of them interrupts the guest: the kernel is going to stop the counters, and the alarm is then set
     /// again if it has to be.
-    pub(super) fn renew_alarm(&mut self, index: usize, count: u64, expiry: Expiry, interrupts: bool) {
+    pub(super) fn renew_alarm(&mut self, index: usize, count: u64, interrupts: bool) {
         if interrupts && let Some(next) = self.predict(index, count) {
-            return self.set_early_alarm(index, count, next, expiry.may_repeat);
+            return self.set_early_alarm(index, count, next);
         }
         let next = self.nearest(self.events[index].users, count);
-        let interrupt = interrupts
-            .then(|| Interrupting { stops_first: self.coalescing.can_wait(), may_repeat: expiry.may_repeat });
         let event = &mut self.events[index];
+        let (stops_first, may_repeat) = (self.coalescing.can_wait(), event.load.may_repeat());
+        let interrupt = interrupts.then_some(Interrupting { stops_first, may_repeat });
         let user_only = event.user_only();
         let expired = Expired { alarm: event.alarm, count, next, user_only, interrupt };
         if expired.waits() {

@@ -149,14 +149,18 @@ impl<S: Source> Bank<S> {
     }
 
     /// Lets the alarm repeat for this overflow, if it is then early by about half of what it may be, or sets it so.
-    pub(super) fn set_early_alarm(&mut self, index: usize, count: u64, next: NextOverflow, may_repeat: bool) {
+    pub(super) fn set_early_alarm(&mut self, index: usize, count: u64, next: NextOverflow) {
         let early = self.may_be_early(index, next.at.saturating_sub(count));
         let event = &mut self.events[index];
         let Armed { at, distance, kind, .. } = event.alarm;
         let again = at.saturating_add(distance);
         let is_about_half =
             next.at.checked_sub(again).is_some_and(|by| (early / 4..=early - early / 4).contains(&by));
-        if is_about_half && may_repeat && kind != AlarmKind::Repeating && distance >= MIN_REPEAT_DISTANCE {
+        if is_about_half
+            && event.load.may_repeat()
+            && kind != AlarmKind::Repeating
+            && distance >= MIN_REPEAT_DISTANCE
+        {
             event.alarm = Armed {
                 at: again,
                 distance,

@@ -83,7 +83,7 @@ impl<S: Source> Bank<S> {
         if let Some(deferred) = event.deferred {
             return Reading { count: deferred.count, recovered: false };
         }
-        let (users, last_alarm) = (event.users, event.last_alarm);
+        let (users, last_alarm) = (event.users, event.load.last_alarm());
         match event.count() {
             Count::Exact(count) => {
                 let starved = users & self.hardware.starved;

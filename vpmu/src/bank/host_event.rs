@@ -2,8 +2,6 @@
 //! counter: each counter's share says which of the event's counts are the counter's. The event is closed when its last
 //! counter leaves it, or when others need the hardware and all of its counters stand still.
 
-use std::time::Duration;
-
 use log::debug;
 
 use super::Bank;
@@ -27,8 +25,6 @@ pub struct HostEvent<B> {
     /// The counters that have a share in it.
     pub users: u64,
     pub alarm: Armed,
-    /// Time at which its last alarm expired.
-    pub last_alarm: Duration,
     pub load: Load,
     /// Set while changes to its counters are deferred.
     pub deferred: Option<Deferred>,
@@ -177,14 +173,12 @@ impl<S: Source> Bank<S> {
             Ok(backing) => {
                 let counter_mask = first.map_or(0, |first| 1 << first.counter);
                 let alarm = Armed { at: distance, distance, counter_mask, kind: AlarmKind::Kept, early: 0 };
-                let last_alarm = Duration::ZERO;
                 let event = HostEvent {
                     backing,
                     selection,
                     hardware,
                     users: counters,
                     alarm,
-                    last_alarm,
                     load: Load::default(),
                     deferred: None,
                     exit_mark: None,

@@ -91,6 +91,16 @@ impl Cache {
         NAMES[self.unit as usize][self.operation as usize][self.result as usize]
     }
 
+    /// Returns all cache events.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let of = |unit| {
+            let results =
+                move |operation| RESULTS.into_iter().map(move |result| Self { unit, operation, result });
+            OPERATIONS.into_iter().flat_map(results)
+        };
+        UNITS.into_iter().flat_map(of)
+    }
+
     /// Returns the names of all cache events.
     pub fn names() -> impl Iterator<Item = &'static str> {
         NAMES.as_flattened().as_flattened().iter().copied()

@@ -30,13 +30,13 @@ use crate::mask::{first, members};
 use crate::outcome::Outcome;
 use crate::policy::Policy;
 use crate::report::{Report, State};
-use crate::sbi_page;
 use crate::source::Source;
 use crate::state::{self, Mismatch, SbiUse, UnitState, check};
 use crate::unit::{CounterConfig, Unit};
-use page::{Configuration, SharedPage};
+use page::Configuration;
 use sbi::{Config, Error};
 
+pub(crate) use page::SharedPage;
 pub use sbi::{Answer, EVENT_GET_INFO, NUM_COUNTERS};
 
 /// Width of all counters.
@@ -106,7 +106,8 @@ pub(crate) struct Riscv<S: Source> {
     uses: Vec<Option<Use>>,
     /// Each counter's last configuration, if it can be repeated on the shared page.
     configurations: Vec<Option<Configuration>>,
-    page: Option<SharedPage>,
+    /// These have changed since the page was last written.
+    has_new_configurations: bool,
 }
 
 impl<S: Source> Riscv<S> {
@@ -119,7 +120,29 @@ impl<S: Source> Riscv<S> {
         let mut unit = Unit::new(source, shape.size(), WIDTH);
         unit.set_control(0);
         let (uses, configurations) = (vec![None; shape.size()], vec![None; shape.size()]);
-        Self { shape, policy: Policy::default(), unit, uses, configurations, page: None }
+        let policy = Policy::default();
+        Self { shape, policy, unit, uses, configurations, has_new_configurations: true }
+    }
+
+    /// Handles a call of the SBI's PMU extension.
+    pub fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
+        let [base, mask, flags, event, data, _] = arguments;
+        let result = match function {
+            NUM_COUNTERS => Ok(self.shape.size() as u64),
+            sbi::GET_INFO => self.info(base),
+            sbi::CONFIG_MATCHING => self.configure_matching(base, mask, Config(flags), event, data),
+            sbi::START => self.start(base, mask, flags, event),
+            sbi::STOP => self.stop(base, mask, flags),
+            // Every counter is a hardware counter.
+            sbi::FIRMWARE_READ | sbi::FIRMWARE_READ_HIGH => Err(Error::InvalidParameter),
+            _ => Err(Error::NotSupported),
+        };
+        result.into()
+    }
+
+    /// Returns whether an event of the SBI's can be counted.
+    pub fn has_event(&mut self, index: u64, data: u64) -> bool {
+        self.countable(index, data).is_some()
     }
 
     fn info(&self, counter: u64) -> Result<u64, Error> {
@@ -277,28 +300,6 @@ impl<S: Source> Model<S> for Riscv<S> {
         }
     }
 
-    fn call(&mut self, function: u64, arguments: [u64; 6]) -> Answer {
-        let [base, mask, flags, event, data, last] = arguments;
-        if let Some(page) = &mut self.page {
-            page.called(function, last);
-        }
-        let result = match function {
-            NUM_COUNTERS => Ok(self.shape.size() as u64),
-            sbi::GET_INFO => self.info(base),
-            sbi::CONFIG_MATCHING => self.configure_matching(base, mask, Config(flags), event, data),
-            sbi::START => self.start(base, mask, flags, event),
-            sbi::STOP => self.stop(base, mask, flags),
-            // Every counter is a hardware counter.
-            sbi::FIRMWARE_READ | sbi::FIRMWARE_READ_HIGH => Err(Error::InvalidParameter),
-            _ => Err(Error::NotSupported),
-        };
-        result.into()
-    }
-
-    fn has_event(&mut self, index: u64, data: u64) -> bool {
-        self.countable(index, data).is_some()
-    }
-
     fn set_policy(&mut self, policy: &Policy) {
         self.policy = policy.clone();
         // First the events, so that no denied one is started anew.
@@ -352,20 +353,8 @@ impl<S: Source> Model<S> for Riscv<S> {
         self.unit.resume(unit);
     }
 
-    fn share_page(&mut self, page: sbi_page::Shared) {
-        self.page = Some(SharedPage::new(page));
-    }
-
-    fn apply_page(&mut self) -> bool {
-        self.apply_calls()
-    }
-
-    fn prepare_page(&mut self) {
-        self.mark_for_page();
-    }
-
-    fn activate_page(&mut self, is_interrupted: bool) {
-        self.show_page(is_interrupted);
+    fn riscv(&mut self) -> Option<&mut Self> {
+        Some(self)
     }
 
     fn unit(&mut self) -> &mut Unit<S> {

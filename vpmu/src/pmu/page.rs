@@ -1,4 +1,4 @@
-//! The VMM's side of a shared page: when the page is available to the guest's kernel, and what the kernel's accesses on
+//! x86's shared page: when the page is available to the guest's kernel, and what the kernel's accesses on
 //! it mean for the registers. See [`crate::shared_page`].
 
 use std::ops::Deref;
@@ -10,8 +10,9 @@ use log::trace;
 use crate::bank::Handled;
 use crate::mask::{first, members};
 use crate::model::Model;
-use crate::outcome::Outcome;
-use crate::shared_page::{ACTIVE, FREEZING, IDLE, OFFERED, Page, Registers, THAWED};
+use crate::model::page::GuestPage;
+use crate::outcome::{Injected, Outcome};
+use crate::shared_page::{ACTIVE, FREEZING, IDLE, LvtNote, OFFERED, Page, Registers, THAWED};
 use crate::source::Source;
 
 /// One vCPU's shared page.
@@ -26,12 +27,12 @@ struct State {
     used: Use,
     /// The page shows all registers as they are, except the status and counters that have run since.
     is_shown: bool,
-    /// Counters that have run since the page was last written, as far as [`SharedPage::note_running`] was told.
+    /// Counters that have run since the page was last written, as of the last exit.
     have_run: u64,
     /// The hardware-changed bit of the status that the page shows. It changes even while all counters stand still.
     hardware_changed: bool,
-    /// The kernel has used the page since [`SharedPage::lvt_entry`] was last called.
-    used_since_lvt_read: bool,
+    /// The kernel has used the page since [`GuestPage::lvt_note`] was last called.
+    used_since_lvt_note: bool,
 }
 
 /// What the VMM has made the page available for.
@@ -54,73 +55,74 @@ impl SharedPage {
             is_shown: false,
             have_run: 0,
             hardware_changed: false,
-            used_since_lvt_read: false,
+            used_since_lvt_note: false,
         };
         Self { memory, state }
     }
+}
 
-    /// Records which counters have run until this exit. Must be called at every exit, before anything else.
-    pub fn note_running(&mut self, counters: u64) {
-        self.state.have_run |= counters;
+impl<S: Source> GuestPage<S> for SharedPage {
+    fn apply(&mut self, model: &mut dyn Model<S>) -> bool {
+        self.state.have_run |= model.unit().running();
+        self.state.used != Use::None && self.state.apply(&self.memory, model)
     }
 
-    /// Applies all writes that were made on the page. Must be called after every exit, before anything else. Returns
-    /// true if all counters were updated on the way.
-    pub fn apply<S: Source>(&mut self, model: &mut dyn Model<S>) -> bool {
-        self.state.apply(&self.memory, model)
+    fn withdraw(&mut self, model: &mut dyn Model<S>) {
+        self.apply(model);
+        if self.state.used != Use::None {
+            self.state.end(&self.memory);
+        }
     }
 
-    /// Returns the APIC's LVT entry for overflows as the kernel has noted it. Returns `None` unless the kernel has used
-    /// the page since the last call, which shows that it is still the kernel with the stub.
-    pub fn lvt_entry(&mut self) -> Option<&AtomicU64> {
-        std::mem::take(&mut self.state.used_since_lvt_read).then_some(&self.memory.lvt_entry)
-    }
-
-    /// Withdraws the page until the next freeze, because the guest accesses a register in the ordinary way: to thaw the
-    /// counters, or because its kernel does not know of the page.
-    pub fn withdraw(&mut self) {
-        self.state.withdraw(&self.memory);
-    }
-
-    /// Records that a register is written in the ordinary way. The page no longer shows the registers as they are,
-    /// unless the write only starts or stops counters or clears the status.
-    pub fn note_write(&mut self, register: u32) {
+    /// The page no longer shows the registers as they are, unless the write only starts or stops counters or clears the
+    /// status.
+    fn note_write(&mut self, register: u32, value: u64) {
         let Registers { control, clear, .. } = &self.state.registers;
         self.state.is_shown &= register == *control || register == clear.register;
+        // The stub announces a freeze that exits. Whoever does not is another kernel, and opens its entry elsewhere.
+        let is_freeze = register == *control && value == 0;
+        if is_freeze && self.memory.freezing.load(Relaxed) != FREEZING && State::is_as_left(&self.memory) {
+            self.memory.lvt_mask.store(0, Relaxed);
+        }
     }
 
-    /// Records that registers have changed of which the guest knows nothing.
-    pub fn forget_shown(&mut self) {
+    fn forget_shown(&mut self) {
         self.state.is_shown = false;
     }
 
-    /// Makes the page available before an entry, if the stub has announced a freeze, all counters are frozen, and
-    /// `is_page_in_use` returns that the guest uses this page.
-    pub fn activate_after_freeze<S: Source>(
-        &mut self,
-        model: &mut dyn Model<S>,
-        is_page_in_use: impl FnOnce() -> bool,
-    ) {
-        self.state.activate_after_freeze(&self.memory, model, is_page_in_use);
+    fn lvt_note(&mut self) -> Option<LvtNote<'_>> {
+        let is_used = std::mem::take(&mut self.state.used_since_lvt_note);
+        (is_used || State::is_as_left(&self.memory)).then(|| LvtNote::new(&self.memory, is_used))
     }
 
-    /// Makes the page available after an alarm, if the guest handles the overflow's interrupt at the next entry.
-    pub fn activate_in_handler<S: Source>(&mut self, model: &mut dyn Model<S>) {
-        self.state.activate_in_handler(&self.memory, model);
+    /// Makes the page available if the guest handles an alarm's interrupt at this entry; or if the stub has announced a
+    /// freeze, and all counters are frozen.
+    fn activate(
+        &mut self,
+        model: &mut dyn Model<S>,
+        alarm: Option<Injected>,
+        is_in_use: &mut dyn FnMut() -> bool,
+    ) {
+        if alarm == Some(Injected::AtNextEntry) {
+            self.state.activate_in_handler(&self.memory, model);
+        }
+        if self.state.used == Use::Frozen || self.memory.freezing.load(Relaxed) == FREEZING {
+            self.state.activate_after_freeze(&self.memory, model, is_in_use);
+        }
     }
 }
 
 impl State {
+    /// Applies what was made on a page that is available. Like the next two, it is no part of its caller, so that
+    /// an exit at which there is nothing to do saves no registers for it.
+    #[inline(never)]
     fn apply<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) -> bool {
         // Nobody else writes while the vCPU does not run, unless the guest's other vCPUs do what they should not.
         let active = page.active.load(Relaxed);
-        let (was_in_handler, is_in_use) = match self.used {
-            Use::None => return false,
-            Use::Frozen => (false, active == ACTIVE),
-            Use::InHandler => (true, [OFFERED, ACTIVE, THAWED].contains(&active)),
-        };
+        let was_in_handler = self.used == Use::InHandler;
+        let is_in_use = active == ACTIVE || was_in_handler && [OFFERED, THAWED].contains(&active);
         if is_in_use && active != OFFERED {
-            self.used_since_lvt_read = true;
+            self.used_since_lvt_note = true;
             self.apply_writes(page, model);
         }
         if was_in_handler {
@@ -144,17 +146,13 @@ impl State {
         was_in_handler
     }
 
-    fn withdraw(&mut self, page: &Page) {
-        if self.used != Use::None {
-            self.end(page);
-        }
-    }
-
+    /// Makes the page available if the stub has announced a freeze, or shows there what has changed since.
+    #[inline(never)]
     fn activate_after_freeze<S: Source>(
         &mut self,
         page: &Page,
         model: &mut dyn Model<S>,
-        is_page_in_use: impl FnOnce() -> bool,
+        is_in_use: &mut dyn FnMut() -> bool,
     ) {
         match self.used {
             Use::None => {}
@@ -163,19 +161,17 @@ impl State {
             }
             Use::Frozen | Use::InHandler => return,
         }
-        if page.freezing.load(Relaxed) != FREEZING {
-            return;
-        }
         page.freezing.store(0, Relaxed);
         if model.unit().control() != 0 {
             return;
         }
-        if is_page_in_use() {
+        if is_in_use() {
             self.is_shown &= Self::is_as_left(page);
             self.begin(page, model, Use::Frozen);
         }
     }
 
+    #[inline(never)]
     fn activate_in_handler<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
         if self.used != Use::None || !Self::is_as_left(page) {
             return;

@@ -25,7 +25,7 @@ struct Vcpu {
 impl Platform for Vcpu {
     type Error = Infallible;
 
-    fn inject(&mut self, _lvt_entry: Option<&AtomicU64>) -> Result<Injected, Infallible> {
+    fn inject(&mut self, _lvt_note: Option<LvtNote<'_>>) -> Result<Injected, Infallible> {
         self.interrupts += 1;
         Ok(Injected::AtNextEntry)
     }

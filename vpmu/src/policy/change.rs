@@ -45,6 +45,8 @@ pub enum Setting {
     SpareCounters(u32),
     /// [`Policy::ebb`].
     Ebb(bool),
+    /// [`Policy::record`].
+    Record(bool),
 }
 
 impl Policy {
@@ -69,6 +71,7 @@ impl Policy {
             Setting::OnStarvation(starvation) => self.on_starvation = *starvation,
             Setting::SpareCounters(counters) => self.spare_counters = *counters,
             Setting::Ebb(available) => self.ebb = *available,
+            Setting::Record(may) => self.record = *may,
         }
         self
     }

@@ -19,10 +19,10 @@ pub const PAIR: Event = Event::Raw(0x03);
 
 /// A scripted host. Clones are handles to the same host: one is the PMU's source, the other is the test's.
 #[derive(Clone, Default)]
-pub struct Script(Rc<RefCell<Host>>);
+pub struct Script(Rc<RefCell<HostState>>);
 
 #[derive(Default)]
-struct Host {
+struct HostState {
     counters: Vec<(Selection, Weak<RefCell<Counter>>)>,
     now: Duration,
     requests: u64,
@@ -40,7 +40,7 @@ struct Host {
 /// A running event of the scripted host.
 pub struct Scripted {
     counter: Rc<RefCell<Counter>>,
-    host: Rc<RefCell<Host>>,
+    host: Rc<RefCell<HostState>>,
 }
 
 struct Counter {
@@ -72,7 +72,7 @@ impl Counter {
 impl Script {
     /// Creates a host with this number of hardware counters. It refuses an event for which it has none left.
     pub fn with_counters(counters: usize) -> Self {
-        Self(Rc::new(RefCell::new(Host { hardware: Some(counters), ..Host::default() })))
+        Self(Rc::new(RefCell::new(HostState { hardware: Some(counters), ..HostState::default() })))
     }
 
     /// Takes the selections that were refused because all hardware was taken, each with those that took it.
@@ -163,7 +163,7 @@ impl Script {
     }
 }
 
-impl Host {
+impl HostState {
     fn selections(&self) -> Vec<Selection> {
         let alive = self.counters.iter().filter(|(_, counter)| counter.strong_count() > 0);
         alive.map(|(selection, _)| *selection).collect()

@@ -12,6 +12,7 @@ mod host;
 mod kvm;
 mod layout;
 mod loader;
+mod look;
 mod memory;
 mod msr;
 mod paging;
@@ -26,6 +27,7 @@ pub use self::fingerprint::Fingerprint;
 pub use self::host::Processor;
 pub use self::kvm::REQUIREMENTS;
 pub use self::loader::{Entry, Format, Kernel, SavedLinux as SavedFormat};
+pub use self::look::{AddressSpace, Look};
 pub use self::pmu::{Choice, Emulated, Model, Offer, Pmu, Unavailable, VcpuPmu};
 pub use self::state::{MachineState as KvmState, VcpuState as KvmVcpuState};
 

@@ -1,7 +1,8 @@
 //! The signals that make a vCPU's thread leave the guest. When a counter overflows, its perf event sends a signal to
 //! the vCPU's own thread. The thread blocks the signal except in `KVM_RUN` (`KVM_SET_SIGNAL_MASK`). So no signal
 //! handler is needed: `KVM_RUN` returns, or does not enter the guest at all, and the thread takes the signal from its
-//! queue. No other thread and no lock is involved, and a signal that arrives just before the entry is not lost.
+//! queue. No other thread and no lock is involved, and a signal that arrives just before the entry is not lost. The
+//! host's own samples of the vCPU have a signal of their own, so that no counter of the guest's is looked at for them.
 
 use std::io;
 
@@ -10,6 +11,7 @@ use kvm_ioctls::VcpuFd;
 use vmm_sys_util::ioctl::ioctl_with_ref;
 use vmm_sys_util::ioctl_iow_nr;
 use vpmu::Cause;
+use vpmu_perf::SAMPLE_SIGNAL;
 
 use crate::kvm_error::{KvmError, KvmResultExt};
 use crate::signals;
@@ -32,11 +34,15 @@ pub fn block_exit_signals() -> io::Result<()> {
 }
 
 fn set() -> libc::sigset_t {
-    signals::set_of(&[ALARM, kick_signal()])
+    signals::set_of(&[ALARM, SAMPLE_SIGNAL, kick_signal()])
 }
 
-/// The set of signals that make this thread's vCPU leave the guest.
-pub struct ExitSignals(libc::sigset_t);
+/// The signals that make this thread's vCPU leave the guest.
+pub struct ExitSignals {
+    set: libc::sigset_t,
+    /// A sample is due, since [`Self::take_sample`] was last called.
+    is_sample_due: bool,
+}
 
 impl ExitSignals {
     /// Blocks the signals in this thread except while it runs the vCPU.
@@ -53,7 +59,7 @@ impl ExitSignals {
         let mask = Mask { len: 8, set: others.to_ne_bytes() };
         // SAFETY: `mask` has the length that it states, and KVM only reads from it.
         match unsafe { ioctl_with_ref(fd, KVM_SET_SIGNAL_MASK(), &mask) } {
-            0 => Ok(Self(signals)),
+            0 => Ok(Self { set: signals, is_sample_due: false }),
             _ => Err(kvm_ioctls::Error::last()).operation(WHAT),
         }
     }
@@ -63,14 +69,22 @@ impl ExitSignals {
     /// also if no signal is pending (`KVM_RUN` returned EAGAIN). A spurious kick is harmless.
     pub fn take(&mut self, fd: &mut VcpuFd) -> Cause {
         let mut kicked = std::mem::take(&mut fd.get_kvm_run().immediate_exit) != 0;
+        let mut is_sample = false;
         // Kicks are real-time signals, so they queue up while a vCPU is paused.
         loop {
-            match signals::take(&self.0) {
+            match signals::take(&self.set) {
                 Some(ALARM) if kicked => return Cause::AlarmAndKick,
                 Some(ALARM) => return Cause::Alarm,
+                Some(SAMPLE_SIGNAL) => (is_sample, self.is_sample_due) = (true, true),
                 Some(_) => kicked = true,
+                None if is_sample && !kicked => return Cause::Guest,
                 None => return Cause::Kick,
             }
         }
+    }
+
+    /// Returns whether a sample of the vCPU is due, which is then taken.
+    pub fn take_sample(&mut self) -> bool {
+        std::mem::take(&mut self.is_sample_due)
     }
 }

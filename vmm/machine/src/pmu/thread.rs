@@ -13,6 +13,7 @@ use super::timer::Timer;
 use crate::arch::{Board, Emulated, KvmRun, VcpuPmu};
 use crate::kvm_error::KvmError;
 use crate::memory::GuestRam;
+use crate::recording::Recorder;
 
 /// A vCPU's PMU. It cannot leave its thread, because its perf events count that thread.
 pub struct ThreadPmu {
@@ -23,6 +24,8 @@ pub struct ThreadPmu {
     /// handled at the next exit.
     wake_timer: Option<Timer>,
     log: Option<Box<dyn Journal>>,
+    /// Samples the vCPU for the host, while somebody wants that.
+    pub recorder: Option<Box<Recorder>>,
 }
 
 /// What a vCPU's PMU is created from, on the vCPU's own thread.
@@ -70,7 +73,7 @@ impl ThreadPmu {
         let warn_no_timer =
             |error| warn!("cannot create the poll timer ({error}): starvation is reported late");
         let wake_timer = Timer::new(exit_signals::kick_signal()).map_err(warn_no_timer).ok();
-        Ok(Self { pmu, exit_signals, wake_timer, log: None })
+        Ok(Self { pmu, exit_signals, wake_timer, log: None, recorder: None })
     }
 
     /// Passes the events of the vCPU's counters to this journal from now on. Does nothing if the PMU is not emulated.
@@ -79,6 +82,14 @@ impl ThreadPmu {
             pmu.enable_journal(true);
             KvmRun::sync_instruction_pointer(fd);
             self.log = Some(log);
+        }
+    }
+
+    /// Takes a sample of the vCPU for the host. One may still come when nobody wants any more.
+    #[cold]
+    fn sample(&mut self, fd: &VcpuFd) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.sample(fd);
         }
     }
 
@@ -91,6 +102,9 @@ impl ThreadPmu {
         was_interrupted: bool,
     ) -> Result<AfterExit, KvmError> {
         let cause = if was_interrupted { self.exit_signals.take(fd) } else { Cause::Guest };
+        if was_interrupted && self.exit_signals.take_sample() {
+            self.sample(fd);
+        }
         let kicked = matches!(cause, Cause::Kick | Cause::AlarmAndKick);
         let VcpuPmu::Emulated(emulated) = &mut self.pmu else {
             return Ok(AfterExit { kicked, notices: Vec::new(), pauses: false });

@@ -6,7 +6,7 @@ mod shared;
 
 use proptest::prelude::*;
 
-use self::kernel::{CSRS, Kernel, OTHERS, mark_as_text};
+use self::kernel::{CSRS, KernelBuilder, OTHERS, mark_as_text};
 use self::machine::Machine;
 use super::distance::{BRANCH, JUMP, SHORT_BRANCH, SHORT_JUMP};
 use super::encode::{SHORT_RET, addi, lui};
@@ -16,7 +16,7 @@ use super::*;
 const ORDER: [usize; 9] = [5, 0, 6, 2, 7, 1, 8, 3, 4];
 const BASE: u64 = 0xffff_ffff_8020_0000;
 
-fn refusal(kernel: &Kernel) -> Refusal {
+fn refusal(kernel: &KernelBuilder) -> Refusal {
     let mut image = kernel.image.clone();
     let refusal = retarget(&mut image, 1).unwrap_err();
     assert_eq!(image, kernel.image, "a refused kernel stays as it is");
@@ -24,8 +24,8 @@ fn refusal(kernel: &Kernel) -> Refusal {
 }
 
 /// Returns a kernel with an id and the switch, followed by what `rest` adds.
-fn kernel_with(rest: impl FnOnce(&mut Kernel)) -> Kernel {
-    let mut kernel = Kernel::new(&ORDER);
+fn kernel_with(rest: impl FnOnce(&mut KernelBuilder)) -> KernelBuilder {
+    let mut kernel = KernelBuilder::new(&ORDER);
     kernel.others(300).id(Register::A7, 0);
     kernel.others(300).switch(&CSRS, true);
     kernel.others(300);
@@ -40,7 +40,7 @@ fn offsets(changed: &Retargeted) -> Vec<usize> {
 
 #[test]
 fn each_site_is_found_and_described() {
-    let (kernel, sites) = Kernel::whole(&ORDER);
+    let (kernel, sites) = KernelBuilder::whole(&ORDER);
     let mut image = kernel.image.clone();
     let changed = retarget(&mut image, 1).unwrap();
     assert!(changed.samples());
@@ -59,7 +59,7 @@ fn each_site_is_found_and_described() {
 
 #[test]
 fn a_retargeted_kernel_is_not_retargeted_again() {
-    let (mut kernel, sites) = Kernel::whole(&ORDER);
+    let (mut kernel, sites) = KernelBuilder::whole(&ORDER);
     retarget(&mut kernel.image, 1).unwrap();
     assert_eq!(refusal(&kernel), Refusal::Already { at: sites.ids[0] });
 }
@@ -67,7 +67,7 @@ fn a_retargeted_kernel_is_not_retargeted_again() {
 #[test]
 fn every_counter_is_read_by_a_call_and_only_registers_that_a_call_clobbers_change() {
     for short in [true, false] {
-        let mut kernel = Kernel::new(&ORDER);
+        let mut kernel = KernelBuilder::new(&ORDER);
         kernel.others(300).id(Register::A7, 0);
         let switch = kernel.others(300).switch(&CSRS, short);
         kernel.others(100);
@@ -91,7 +91,7 @@ fn every_counter_is_read_by_a_call_and_only_registers_that_a_call_clobbers_chang
 
 #[test]
 fn the_pair_that_reads_the_time_is_not_changed() {
-    let (mut kernel, sites) = Kernel::whole(&ORDER);
+    let (mut kernel, sites) = KernelBuilder::whole(&ORDER);
     let at = sites.switch + 63 * 6;
     let before = kernel.image[at..at + 6].to_vec();
     retarget(&mut kernel.image, 1).unwrap();
@@ -157,16 +157,16 @@ fn an_image_of_nothing_but_sites_is_refused_before_each_is_looked_at() {
 
 #[test]
 fn a_refusal_names_what_is_missing() {
-    let mut kernel = Kernel::new(&ORDER);
+    let mut kernel = KernelBuilder::new(&ORDER);
     kernel.image.fill(0);
     assert_eq!(refusal(&kernel), Refusal::NoImage);
-    let mut kernel = Kernel::new(&ORDER);
+    let mut kernel = KernelBuilder::new(&ORDER);
     assert_eq!(refusal(&kernel), Refusal::NoDriver);
     kernel.others(300).switch(&CSRS, true);
     kernel.others(100);
     assert_eq!(refusal(&kernel), Refusal::NoDriver);
 
-    let mut kernel = Kernel::new(&ORDER);
+    let mut kernel = KernelBuilder::new(&ORDER);
     kernel.others(300).id(Register::A7, 0);
     // A function that reads the time is no switch.
     kernel.others(100).switch(&[0xc01], true);
@@ -188,7 +188,7 @@ fn a_kernel_with_two_switches_is_refused() {
 
 #[test]
 fn without_enough_pairs_of_upper_halves_there_is_no_room() {
-    let mut kernel = Kernel::new(&ORDER);
+    let mut kernel = KernelBuilder::new(&ORDER);
     kernel.others(300).id(Register::A7, 0);
     let at = kernel.others(300).switch(&CSRS[32..], true);
     kernel.others(100);
@@ -233,13 +233,13 @@ fn the_second_half_of_an_instruction_is_left_alone() {
 #[test]
 fn bytes_of_a_site_in_data_are_refused_unless_the_header_says_that_they_are_data() {
     let mut places = [0; 2];
-    let add_id = |kernel: &mut Kernel| {
+    let add_id = |kernel: &mut KernelBuilder| {
         kernel.bytes(&[0; 300]);
         places[0] = kernel.id(Register::A7, 0);
         kernel.bytes(&[0; 300]);
     };
     let with_id = kernel_with(add_id);
-    let add_read = |kernel: &mut Kernel| {
+    let add_read = |kernel: &mut KernelBuilder| {
         kernel.bytes(&[0; 300]);
         places[1] = kernel.read_overflows(13);
         kernel.bytes(&[0; 300]);
@@ -282,7 +282,7 @@ fn a_lui_whose_value_is_used_twice_or_elsewhere_is_refused() {
 
 #[test]
 fn a_branch_between_the_halves_of_an_id_or_into_a_pair_is_refused() {
-    let (kernel, sites) = Kernel::whole(&ORDER);
+    let (kernel, sites) = KernelBuilder::whole(&ORDER);
     let into_id = sites.ids[1] + 4;
     let into_pair = sites.switch + 4;
     for (at, target) in [(sites.ids[1], into_id), (sites.switch, into_pair)] {
@@ -318,7 +318,7 @@ proptest! {
 
     #[test]
     fn sites_are_found_among_any_instructions(others in prop::collection::vec(0..OTHERS.len(), 1..50)) {
-        let (kernel, sites) = Kernel::whole(&others);
+        let (kernel, sites) = KernelBuilder::whole(&others);
         let mut image = kernel.image.clone();
         let changed = retarget(&mut image, 1).unwrap();
         prop_assert_eq!(offsets(&changed), [sites.ids[0], sites.switch, sites.overflow, sites.ids[1]]);
@@ -339,7 +339,7 @@ proptest! {
         header in prop::collection::vec(any::<u8>(), 0..80),
         marked in any::<bool>(),
     ) {
-        let mut kernel = Kernel::new(&ORDER);
+        let mut kernel = KernelBuilder::new(&ORDER);
         if marked {
             kernel.image[0x3c] = 64;
             kernel.bytes(b"PE\0\0").bytes(&header);
@@ -368,7 +368,7 @@ proptest! {
 
     #[test]
     fn arbitrary_bytes_are_refused_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..600), magic in any::<bool>()) {
-        let mut kernel = Kernel::new(&ORDER);
+        let mut kernel = KernelBuilder::new(&ORDER);
         kernel.bytes(&bytes);
         if !magic {
             kernel.image.drain(..64);

@@ -2,9 +2,10 @@
 //! MSR accesses.
 //!
 //! Each function first checks whether the register is on the page. If it is not, or if the page is not active, the
-//! function jumps to the kernel's own function. So the code keeps the arguments until it no longer needs to jump there.
-//! It uses no stack, and returns through the kernel's own return instruction, which may have mitigations for processor
-//! bugs.
+//! function jumps to the kernel's own function. The APIC's LVT entry for overflows is always there, and nearly always
+//! accessed by the kernel's own function as well. So the code keeps the arguments until it no longer needs to jump
+//! there. It uses no stack, and returns through the kernel's own return instruction, which may have mitigations for
+//! processor bugs.
 //!
 //! An NMI can come at any instruction, and its handler may run the same code. So each register has its own slot, and a
 //! write is complete when a single instruction sets its dirty bit. At the end the code checks again that the page is
@@ -80,6 +81,7 @@ const CLEARED: i32 = displacement(offset_of!(Page, cleared));
 const THAW: i32 = displacement(offset_of!(Page, thaw));
 const THAW_MUST_EXIT: i32 = displacement(offset_of!(Page, thaw_must_exit));
 const LVT_ENTRY: i32 = displacement(offset_of!(Page, lvt_entry));
+const LVT_MASK: i32 = displacement(offset_of!(Page, lvt_mask));
 const WRITTEN: i32 = displacement(offset_of!(Page, written));
 const SHOWN: i32 = displacement(offset_of!(Page, shown));
 const NO_EXIT_RANGE: i32 = displacement(offset_of!(Page, no_exit_range));
@@ -96,6 +98,8 @@ const fn displacement(offset: usize) -> i32 {
 /// Linux' segment whose limit has the number of the CPU in its lower bits (`__CPUNODE_SEG`, `VDSO_CPUNODE_MASK`).
 const CPU_SEGMENT: u32 = 0x7b;
 const CPU_MASK: u32 = 0xfff;
+/// Mask bit of an APIC's LVT entry.
+const LVT_MASKED: u32 = 1 << 16;
 
 type Result<T = ()> = std::result::Result<T, IcedError>;
 
@@ -128,15 +132,28 @@ impl Stub {
 
 /// Reads the MSR whose number is in EDI.
 fn read(a: &mut CodeAssembler, registers: &Registers, original: Original, pages: PageLocation) -> Result {
-    let mut slot = a.create_label();
+    let [mut slot, mut other] = std::array::from_fn(|_| a.create_label());
     find_slot(a, registers, slot, |a| {
         a.cmp(edi, registers.status)?;
-        a.jne(original.entry)?;
+        a.jne(other)?;
         a.mov(eax, number(registers.slots.len()))?;
         a.jmp(slot)
     })?;
     a.set_label(&mut slot)?;
-    return_shown(a, original, pages)
+    return_shown(a, original, pages)?;
+
+    // KVM's entry has no mask while that is on the page.
+    a.set_label(&mut other)?;
+    a.cmp(edi, X2APIC_LVTPC)?;
+    a.jne(original.entry)?;
+    find_page(a, pages, original.entry)?;
+    a.mov(rax, rcx + LVT_MASK)?;
+    a.test(rax, rax)?;
+    a.je(original.entry)?;
+    a.cmp(rax, rcx + LVT_ENTRY)?;
+    a.jne(original.entry)?;
+    a.or(eax, LVT_MASKED)?;
+    a.jmp(original.exit)
 }
 
 /// Reads the counter whose RDPMC number is in EDI.
@@ -247,8 +264,15 @@ fn write(a: &mut CodeAssembler, registers: &Registers, originals: &Originals, pa
     a.set_label(&mut entry)?;
     find_page(a, pages, original)?;
     load_value(a, originals.value)?;
+    // Opens the entry without an exit if only the page masks it. Noted first, a value that KVM has not got yet is none
+    // that the VMM would mask.
+    a.cmp(r8, rcx + LVT_MASK)?;
     a.mov(rcx + LVT_ENTRY, r8)?;
-    a.jmp(original)?;
+    a.mov(qword_ptr(rcx + LVT_MASK), 0)?;
+    a.jne(original)?;
+    a.test(r8, r8)?;
+    a.je(original)?;
+    a.jmp(exit)?;
 
     a.set_label(&mut masks)?;
     for slot in &registers.slots {

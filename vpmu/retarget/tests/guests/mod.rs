@@ -4,16 +4,14 @@ use std::arch::asm;
 use std::convert::Infallible;
 use std::ptr;
 use std::rc::Rc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 use vpmu::model::amd::Version;
 use vpmu::model::intel::Shape;
-use vpmu::shared_page::{Page, Registers};
+use vpmu::shared_page::{LvtNote, Page, Registers};
 use vpmu::source::script::Script;
-use vpmu::x86::Vendor;
+use vpmu::x86::{Vendor, X2APIC_LVTPC};
 use vpmu::{Access, Cause, Injected, Outcome, Platform, VirtualPmu};
 use vpmu_retarget::x86::stub::{Original, Originals, PageLocation, Stub, Value};
 
@@ -24,7 +22,7 @@ pub const CONTROL: u32 = 0xc000_0301;
 pub const STATUS_CLEAR: u32 = 0xc000_0302;
 
 /// A guest's kernel: its functions with the stub in front of them, and its memory.
-pub struct Kernel {
+pub struct StubbedKernel {
     pub memory: *mut u8,
     pub stub: Stub,
     pub value: Value,
@@ -35,7 +33,7 @@ pub const MEMORY: usize = 4096;
 /// What the kernel's own functions leave in R11 here, instead of accessing a register.
 pub const LEFT: u32 = 0x1ef7;
 
-impl Kernel {
+impl StubbedKernel {
     pub fn new(registers: &Registers, value: Value) -> Self {
         // SAFETY: new memory at an address of the system's choice.
         let memory = unsafe {
@@ -97,7 +95,7 @@ impl Kernel {
     }
 }
 
-impl Drop for Kernel {
+impl Drop for StubbedKernel {
     fn drop(&mut self) {
         // SAFETY: it was mapped with this length, and nobody has a share in it.
         unsafe { libc::munmap(self.memory.cast(), MEMORY) };
@@ -113,7 +111,7 @@ pub fn be_cpu_0(code: &mut [u8]) {
     let asks = instructions.windows(3).filter(|window| window[1].mnemonic() == Mnemonic::Lsl);
     let offset = |ip: u64| usize::try_from(ip).expect("the code is short");
     let ranges: Vec<_> = asks.map(|window| offset(window[0].ip())..offset(window[2].next_ip())).collect();
-    assert_eq!(ranges.len(), 6, "each of the ways through the code asks once");
+    assert_eq!(ranges.len(), 7, "each of the ways through the code asks once");
     for range in ranges {
         let instructions = &mut code[range];
         instructions.fill(NOP);
@@ -121,22 +119,41 @@ pub fn be_cpu_0(code: &mut [u8]) {
     }
 }
 
+/// An LVT entry for an NMI, and its mask.
+pub const NMI: u64 = 0x400;
+pub const MASKED: u64 = 1 << 16;
+
 /// A vCPU that handles its interrupts at once.
-#[derive(Default)]
 pub struct Vcpu {
     pub interrupts: usize,
     /// The guest's kernel uses another vCPU's page.
     pub has_another_page: bool,
-    /// The LVT entry that came with the last interrupt.
-    pub lvt_entry: Option<u64>,
+    /// The value that the kernel has noted for its LVT entry, as of the last interrupt.
+    pub noted: Option<u64>,
+    /// The LVT entry as KVM has it.
+    pub lvt_entry: u64,
+    /// The delivery of an interrupt masks the entry.
+    masks: bool,
+}
+
+impl Vcpu {
+    fn new(masks: bool) -> Self {
+        Self { interrupts: 0, has_another_page: false, noted: None, lvt_entry: NMI, masks }
+    }
 }
 
 impl Platform for Vcpu {
     type Error = Infallible;
 
-    fn inject(&mut self, lvt_entry: Option<&AtomicU64>) -> Result<Injected, Infallible> {
+    fn inject(&mut self, lvt_note: Option<LvtNote<'_>>) -> Result<Injected, Infallible> {
+        self.noted = lvt_note.and_then(|note| note.written);
+        if self.lvt_entry & MASKED != 0 || lvt_note.is_some_and(|note| note.is_masked()) {
+            return Ok(Injected::Pending);
+        }
         self.interrupts += 1;
-        self.lvt_entry = lvt_entry.map(|entry| entry.load(Relaxed));
+        if self.masks && !lvt_note.is_some_and(|note| note.mask(self.lvt_entry)) {
+            self.lvt_entry |= MASKED;
+        }
         Ok(Injected::AtNextEntry)
     }
 
@@ -157,13 +174,13 @@ impl Plain {
     pub fn amd(counters: usize) -> Self {
         let host = Script::default();
         let pmu = VirtualPmu::amd(Version::V2(counters), Vendor::Amd, host.clone());
-        Self { pmu, host, vcpu: Vcpu::default(), exits: 0 }
+        Self { pmu, host, vcpu: Vcpu::new(false), exits: 0 }
     }
 
     pub fn intel(shape: Shape) -> Self {
         let host = Script::default();
         let pmu = VirtualPmu::intel(shape, Vendor::Intel, host.clone());
-        Self { pmu, host, vcpu: Vcpu::default(), exits: 0 }
+        Self { pmu, host, vcpu: Vcpu::new(true), exits: 0 }
     }
 
     pub fn exit(&mut self, cause: Cause) {
@@ -180,13 +197,13 @@ impl Plain {
 
 /// A guest with a shared page: its kernel, and whoever runs it.
 pub struct Guest {
-    pub kernel: Kernel,
+    pub kernel: StubbedKernel,
     pub plain: Plain,
 }
 
 impl Guest {
     pub fn new(registers: &Registers, value: Value, mut plain: Plain) -> Self {
-        let kernel = Kernel::new(registers, value);
+        let kernel = StubbedKernel::new(registers, value);
         plain.pmu.share_page(Box::new(Rc::clone(&kernel.page)));
         Self { kernel, plain }
     }
@@ -196,8 +213,8 @@ impl Guest {
         Self::new(&registers, value, Plain::amd(counters))
     }
 
-    pub fn intel(shape: Shape) -> Self {
-        Self::new(&shape.page_registers().unwrap(), Value::Whole, Plain::intel(shape))
+    pub fn intel(shape: Shape, value: Value) -> Self {
+        Self::new(&shape.page_registers().unwrap(), value, Plain::intel(shape))
     }
 
     /// Runs the guest without a handler. Returns the counts at which it was interrupted.
@@ -256,10 +273,18 @@ pub trait Does {
 
 impl Does for Plain {
     fn write(&mut self, register: u32, value: u64) -> Outcome {
+        if register == X2APIC_LVTPC {
+            // KVM keeps it, so this is no exit to the VMM.
+            self.vcpu.lvt_entry = value;
+            return Outcome::Handled;
+        }
         self.access(Access::Write(register, value))
     }
 
     fn read(&mut self, register: u32) -> Outcome {
+        if register == X2APIC_LVTPC {
+            return Outcome::Value(self.vcpu.lvt_entry);
+        }
         self.access(Access::Read(register))
     }
 

@@ -52,7 +52,7 @@ fn pmu(shape: Shape) -> (Riscv<Script>, Script) {
 }
 
 /// What a guest's kernel does. Calls return the SBI's error and value.
-trait Kernel {
+trait GuestKernel {
     fn sbi_call(&mut self, function: u64, arguments: &[u64]) -> (i64, u64);
 
     fn config(&mut self, mask: u64, flags: u64, event: u64) -> (i64, u64) {
@@ -79,7 +79,7 @@ trait Kernel {
     }
 }
 
-impl Kernel for Riscv<Script> {
+impl GuestKernel for Riscv<Script> {
     fn sbi_call(&mut self, function: u64, arguments: &[u64]) -> (i64, u64) {
         let mut all = [0; 6];
         all[..arguments.len()].copy_from_slice(arguments);

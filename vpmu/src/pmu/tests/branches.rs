@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::convert::Infallible;
-use std::sync::atomic::AtomicU64;
 
 use proptest::prelude::*;
 
@@ -10,6 +9,7 @@ use super::{SAMPLING_PROGRAMS, SELECT};
 use crate::ebb::{Block, FLAG, SIZE, Thread, control, word};
 use crate::model::amd::Version;
 use crate::policy::Policy;
+use crate::shared_page::LvtNote;
 use crate::source::script::Script;
 use crate::x86::Vendor;
 use crate::{Access, Cause, Injected, Outcome, Platform, VirtualPmu};
@@ -48,7 +48,7 @@ struct Vcpu {
 impl Platform for Vcpu {
     type Error = Infallible;
 
-    fn inject(&mut self, _lvt_entry: Option<&AtomicU64>) -> Result<Injected, Infallible> {
+    fn inject(&mut self, _lvt_note: Option<LvtNote<'_>>) -> Result<Injected, Infallible> {
         Ok(Injected::AtNextEntry)
     }
 

@@ -5,7 +5,6 @@ use std::cell::Cell;
 use std::convert::Infallible;
 use std::ops::Deref;
 use std::rc::Rc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use proptest::prelude::*;
@@ -15,7 +14,7 @@ use crate::model::amd::Version;
 use crate::model::intel::{self, Shape};
 use crate::model::riscv;
 use crate::policy::{Freeze, Policy};
-use crate::shared_page::{ACTIVE, FREEZING, Page, Registers};
+use crate::shared_page::{ACTIVE, FREEZING, LvtNote, Page, Registers};
 use crate::source::script::Script;
 use crate::unit::Switch;
 use crate::x86::Vendor;
@@ -172,7 +171,7 @@ impl Vcpu {
 impl Platform for Vcpu {
     type Error = Infallible;
 
-    fn inject(&mut self, _lvt_entry: Option<&AtomicU64>) -> Result<Injected, Infallible> {
+    fn inject(&mut self, _lvt_note: Option<LvtNote<'_>>) -> Result<Injected, Infallible> {
         Ok(Injected::AtNextEntry)
     }
 

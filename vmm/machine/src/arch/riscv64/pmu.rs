@@ -7,7 +7,6 @@ mod offer;
 
 use std::convert::Infallible;
 use std::fmt;
-use std::sync::atomic::AtomicU64;
 
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use log::trace;
@@ -16,8 +15,9 @@ use vpmu::event::Selection;
 use vpmu::model::riscv::{Answer, NUM_COUNTERS, OVERFLOWS, Shape};
 use vpmu::policy::Policy;
 use vpmu::sbi_page::{Page, Shared};
+use vpmu::shared_page::LvtNote;
 use vpmu::{Access, BeforeEntry, Cause, Injected, Outcome, Platform, VirtualPmu};
-use vpmu_perf::{EntryTicks, HostPmu};
+use vpmu_perf::EntryTicks;
 use vpmu_retarget::riscv::{READ_COUNTER, READ_OVERFLOWS};
 
 use super::aia::Controllers;
@@ -45,22 +45,8 @@ pub type Offer = architecture::Offer<Pmu>;
 /// A vCPU's PMU on the vCPU's thread.
 pub type VcpuPmu = architecture::VcpuPmu<PmuWiring>;
 
-/// The host's side of an emulated PMU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BackingPmu {
-    /// The host PMU that backs the counters.
-    pub pmu: HostPmu,
-}
-
-impl BackingPmu {
-    /// Does nothing: see [`Model::find_entry_ticks`].
-    pub(crate) fn leave_out(&mut self, _ticks: EntryTicks) {}
-
-    /// Returns what is left out for each entry: nothing.
-    pub(crate) fn leaves_out(self) -> EntryTicks {
-        EntryTicks::default()
-    }
-}
+/// The host's PMU, which counts for the emulated one.
+pub type BackingPmu = architecture::BackingPmu<()>;
 
 impl Model {
     /// Returns the host's processor.
@@ -193,7 +179,7 @@ impl Platform for Exited<'_> {
     /// Returns [`Injected::Pending`], because the handler may not be the next thing that the guest executes: the
     /// kernel may have masked the interrupt. A vCPU that executes WFI sleeps first, because KVM does not check this
     /// bit before it blocks the vCPU.
-    fn inject(&mut self, _lvt_entry: Option<&AtomicU64>) -> Result<Injected, KvmError> {
+    fn inject(&mut self, _lvt_note: Option<LvtNote<'_>>) -> Result<Injected, KvmError> {
         let pending = Register::SIP.get(self.fd).operation("say which interrupts wait")?;
         Register::SIP.set(self.fd, pending | OVERFLOW).operation("interrupt a vCPU")?;
         self.controllers.recheck_pending(self.vm, self.vcpu)?;

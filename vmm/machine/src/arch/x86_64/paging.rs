@@ -1,5 +1,6 @@
 //! Accesses a guest's memory by the virtual addresses of a program (SDM volume 3, section 4.5). KVM's `KVM_TRANSLATE`
-//! does not tell whether a program may access a page, and is a system call.
+//! does not tell whether a program may access a page, and is a system call. The host's own profiler reads what the
+//! kernel can read as well.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -58,6 +59,36 @@ impl<'a> Tables<'a> {
         Some(bytes)
     }
 
+    /// Returns the tables with a first table at this address.
+    pub fn at(root: u64, levels: u32, memory: &'a GuestMemoryMmap) -> Self {
+        Self { memory, root: root & ADDRESS, levels }
+    }
+
+    /// Reads bytes at a virtual address as the kernel does, in both halves. Returns `None` if a page is not there.
+    pub fn read_as_kernel(&self, address: u64, bytes: &mut [u8]) -> Option<()> {
+        let (mut address, mut left) = (address, bytes);
+        while !left.is_empty() {
+            let in_page = PAGE - usize::try_from(address % PAGE as u64).ok()?;
+            let (now, later) = left.split_at_mut(in_page.min(left.len()));
+            self.memory.read_slice(now, self.translate_as_kernel(address)?).ok()?;
+            address = address.wrapping_add(now.len() as u64);
+            left = later;
+        }
+        Some(())
+    }
+
+    /// Translates a virtual address in either half, whoever may access it.
+    pub fn translate_as_kernel(&self, address: u64) -> Option<GuestAddress> {
+        let is_canonical = address <= self.highest() || address >= !self.highest();
+        let Leaf { entry, shift, .. } = is_canonical.then(|| self.leaf(address, PRESENT)).flatten()?;
+        Some(page_address(entry, shift, address))
+    }
+
+    /// Number of levels of tables.
+    pub fn levels(&self) -> u32 {
+        self.levels
+    }
+
     /// Address of the first table.
     pub fn root(&self) -> u64 {
         self.root
@@ -96,6 +127,15 @@ impl<'a> Tables<'a> {
             Access::Read => PRESENT | USER,
             Access::Write => PRESENT | USER | WRITABLE,
         };
+        let Leaf { at, entry, shift } = self.leaf(address, rights)?;
+        if access == Access::Write && entry & ACCESSED_AND_DIRTY != ACCESSED_AND_DIRTY {
+            self.note_write(at, entry)?;
+        }
+        Some(page_address(entry, shift, address))
+    }
+
+    /// Returns the entry of the page with this virtual address, if the entries of all levels have these rights.
+    fn leaf(&self, address: u64, rights: u64) -> Option<Leaf> {
         let mut shift = PAGE_BITS + LEVEL_BITS * self.levels;
         let mut table = self.root;
         loop {
@@ -108,15 +148,24 @@ impl<'a> Tables<'a> {
             }
             let may_be_page = shift < PAGE_BITS + 3 * LEVEL_BITS;
             if shift == PAGE_BITS || may_be_page && entry & LARGE != 0 {
-                if access == Access::Write && entry & ACCESSED_AND_DIRTY != ACCESSED_AND_DIRTY {
-                    self.note_write(at, entry)?;
-                }
-                let offset = (1 << shift) - 1;
-                return Some(GuestAddress(entry & ADDRESS & !offset | address & offset));
+                return Some(Leaf { at, entry, shift });
             }
             table = entry & ADDRESS;
         }
     }
+}
+
+/// The entry of a page.
+struct Leaf {
+    at: GuestAddress,
+    entry: u64,
+    /// The page has 2^`shift` bytes.
+    shift: u32,
+}
+
+fn page_address(entry: u64, shift: u32, address: u64) -> GuestAddress {
+    let offset = (1 << shift) - 1;
+    GuestAddress(entry & ADDRESS & !offset | address & offset)
 }
 
 #[cfg(test)]
@@ -209,7 +258,9 @@ mod tests {
                 memory.write_obj(word | ACCESSIBLE, GuestAddress(at * 8)).expect("in memory");
             }
             let sregs = kvm_sregs { cr3: root, ..sregs(levels) };
-            let _ = Tables::of(&sregs, &memory).expect("64-bit mode").read_as_program::<2>(address);
+            let tables = Tables::of(&sregs, &memory).expect("64-bit mode");
+            let _ = tables.read_as_program::<2>(address);
+            let _ = tables.read_as_kernel(address, &mut [0; 5000]);
         }
     }
 
@@ -288,6 +339,21 @@ mod tests {
         map(&memory, 4, 0x7000_2000, PAGE_BITS, 0x9_0000, None);
         memory.write_slice(&[0x33], GuestAddress(0x9_0000)).expect("in memory");
         assert_eq!(tables.read_as_program(last), Some([0x0f, 0x33]));
+    }
+
+    #[test]
+    fn the_kernels_half_is_read_as_the_kernel_reads_it() {
+        let memory = memory();
+        let address = 0xffff_8000_0000_0000 | 0x7000_1000;
+        map(&memory, 4, address, PAGE_BITS, 0x8_0000, Some((1, USER)));
+        memory.write_slice(b"kernel", GuestAddress(0x8_0ffe)).expect("in memory");
+        map(&memory, 4, address + 0x1000, PAGE_BITS, 0x8_1000, None);
+        let tables = Tables::of(&sregs(4), &memory).expect("64-bit mode");
+        let mut bytes = [0; 6];
+        assert_eq!(tables.read_as_kernel(address + 0xffe, &mut bytes), Some(()));
+        assert_eq!(&bytes, b"kernel");
+        assert_eq!(tables.read_as_kernel(address + 0x1fff, &mut bytes), None, "the third page is not there");
+        assert_eq!(tables.translate_as_kernel(0x0000_8000_7000_1000), None, "between the halves");
     }
 
     #[test]

@@ -15,7 +15,6 @@ mod rdpmc_in_programs;
 
 use std::fmt;
 use std::rc::Rc;
-use std::sync::atomic::AtomicU64;
 
 use kvm_bindings::KVM_CAP_PMU_CAPABILITY;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
@@ -26,13 +25,13 @@ use vpmu::ebb::Thread;
 use vpmu::event::Selection;
 use vpmu::model::{amd, intel, none};
 use vpmu::policy::Policy;
-use vpmu::shared_page::Registers;
+use vpmu::shared_page::{LvtNote, Registers};
 use vpmu::translation::Translation;
 use vpmu::x86::{
     DEBUGCTL, DEBUGCTL_IGNORED, DEBUGCTL_OF_KVM, FREEZE_PERFMON_ON_PMI, Leaf, NOT_PERMITTED, Vendor, is_rdpmc,
 };
 use vpmu::{Access, BeforeEntry, Cause, Injected, Outcome, Platform, VirtualPmu};
-use vpmu_perf::{Entries, EntryTicks, HostPmu, PerfEvents};
+use vpmu_perf::{Entries, EntryTicks, PerfEvents};
 
 use super::host::Processor;
 use super::kvm;
@@ -70,32 +69,7 @@ pub type Offer = architecture::Offer<Pmu>;
 pub type VcpuPmu = architecture::VcpuPmu<PmuWiring>;
 
 /// The host's PMU, which counts for the emulated one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BackingPmu {
-    /// Vendor of the processor.
-    pub vendor: Vendor,
-    /// The processor's PMU.
-    pub pmu: HostPmu,
-    /// What entries into the guest add to counts, as far as that was found out.
-    pub ticks: EntryTicks,
-}
-
-impl BackingPmu {
-    /// Creates the description of a host's PMU whose counts leave entries into the guest out.
-    pub(super) fn new(vendor: Vendor, pmu: HostPmu) -> Self {
-        Self { vendor, pmu, ticks: EntryTicks::default() }
-    }
-
-    /// Has what entries into the guest add left out of all counts.
-    pub(crate) fn leave_out(&mut self, ticks: EntryTicks) {
-        self.ticks = ticks;
-    }
-
-    /// Returns what is left out of all counts for each entry.
-    pub(crate) fn leaves_out(self) -> EntryTicks {
-        self.ticks
-    }
-}
+pub type BackingPmu = architecture::BackingPmu<Vendor>;
 
 /// What a vCPU's emulated PMU needs from the board.
 #[derive(Debug, Clone, Copy)]
@@ -364,14 +338,14 @@ fn without_entries(
     fd: &VcpuFd,
     link: Link,
 ) -> (PerfEvents, Option<Rc<Entries>>) {
-    if host.ticks == EntryTicks::default() {
+    if host.entry_ticks == EntryTicks::default() {
         return (source, None);
     }
     let Some(made) = entry_ticks::entries(fd) else {
         warn!(target: COUNTERS, "this KVM does not say how often it enters the guest: counts include these entries");
         return (source, None);
     };
-    let (source, entries) = source.without_entries(host.ticks, made, link.is_linux);
+    let (source, entries) = source.without_entries(host.entry_ticks, made, link.is_linux);
     (source, Some(entries))
 }
 
@@ -390,8 +364,8 @@ struct Exited<'a> {
 impl Platform for Exited<'_> {
     type Error = KvmError;
 
-    fn inject(&mut self, lvt_entry: Option<&AtomicU64>) -> Result<Injected, KvmError> {
-        Ok(match self.lvt.deliver(self.vm, self.fd, lvt_entry)? {
+    fn inject(&mut self, lvt_note: Option<LvtNote<'_>>) -> Result<Injected, KvmError> {
+        Ok(match self.lvt.deliver(self.vm, self.fd, lvt_note)? {
             Delivery::Nmi => Injected::AtNextEntry,
             Delivery::None | Delivery::Fixed { .. } => Injected::Pending,
         })
@@ -481,6 +455,8 @@ impl VcpuPmu {
 
 #[cfg(test)]
 mod tests {
+    use vpmu_perf::HostPmu;
+
     use super::*;
 
     #[test]

@@ -22,7 +22,7 @@ pub const OTHERS: [&[u8]; 9] = [
 
 /// A kernel that is being built.
 #[derive(Clone)]
-pub struct Kernel {
+pub struct KernelBuilder {
     pub image: Vec<u8>,
     /// Indices of [`OTHERS`] in the order in which they are added, again and again.
     others: Vec<usize>,
@@ -30,7 +30,7 @@ pub struct Kernel {
     next: usize,
 }
 
-impl Kernel {
+impl KernelBuilder {
     /// Begins a kernel with its header.
     pub fn new(others: &[usize]) -> Self {
         let (at, magic) = MAGIC;

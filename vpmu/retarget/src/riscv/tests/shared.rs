@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use vpmu::event::Filter;
 use vpmu::model::riscv::{OVERFLOWS, Shape};
 use vpmu::sbi_page::{NO_TRAP, OVERFLOW, Page, Shared};
+use vpmu::shared_page::LvtNote;
 use vpmu::source::script::Script;
 use vpmu::{Access, Cause, Injected, Outcome, Platform, VirtualPmu};
 
@@ -41,7 +42,7 @@ const COUNTERS: std::ops::Range<u32> = 3..9;
 
 /// Builds a kernel with everything that the shared page needs. Returns it and the offset of a call.
 fn kernel() -> (Vec<u8>, usize, [usize; 2]) {
-    let mut kernel = Kernel::new(&ORDER);
+    let mut kernel = KernelBuilder::new(&ORDER);
     let ecall = kernel.others(300).here();
     // The kernel's function for SBI calls.
     kernel.word(0x73).word(RET_WORD);
@@ -94,7 +95,7 @@ struct Interrupts<'a>(&'a mut bool);
 impl Platform for Interrupts<'_> {
     type Error = Infallible;
 
-    fn inject(&mut self, _lvt_entry: Option<&AtomicU64>) -> Result<Injected, Infallible> {
+    fn inject(&mut self, _lvt_note: Option<LvtNote<'_>>) -> Result<Injected, Infallible> {
         *self.0 = true;
         Ok(Injected::Pending)
     }
@@ -131,14 +132,14 @@ impl Vcpu {
 }
 
 /// What the emulated processor sees of the host.
-struct Host<'a> {
+struct OutsideGuest<'a> {
     vcpu: &'a mut Vcpu,
     page: &'static Page,
     /// Address of the page.
     address: u64,
 }
 
-impl Host<'_> {
+impl OutsideGuest<'_> {
     fn word(&self, address: u64) -> Option<&'static AtomicU64> {
         let offset = usize::try_from(address.checked_sub(self.address)?).ok()?;
         word(self.page, offset)
@@ -153,7 +154,7 @@ fn word(page: &'static Page, offset: usize) -> Option<&'static AtomicU64> {
     words.get(offset / 8)
 }
 
-impl Outside for Host<'_> {
+impl Outside for OutsideGuest<'_> {
     fn load(&mut self, address: u64) -> u64 {
         if address == TASK + u64::from(CPU) {
             return 0x1234_5678_0000_0000 | u64::from(CPU_NUMBER);
@@ -232,7 +233,7 @@ impl Guest {
         }
         let before = machine.registers;
         let address = BASE + *pages + u64::from(CPU_NUMBER) * Page::STRIDE as u64;
-        machine.run_in(&mut Host { vcpu: &mut self.vcpu, page, address }, from, to);
+        machine.run_in(&mut OutsideGuest { vcpu: &mut self.vcpu, page, address }, from, to);
         // GP, TP, and what functions preserve.
         let kept = [2, 3, 4, 8, 9].into_iter().chain(18..28);
         assert!(kept.into_iter().all(|register| machine.registers[register] == before[register]));

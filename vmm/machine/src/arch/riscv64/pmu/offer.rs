@@ -149,7 +149,7 @@ fn emulated(choice: Choice, counters: Option<u32>, policy: &Policy) -> Result<Of
         obstacle.map(|why| format!("{why}: the guest's PMU counts only, and cannot be sampled with"));
     let shape = Shape { programmable: programmable(choice, counters, free.general, policy)?, overflows };
     let remarks = binding.into_iter().chain(remark).collect();
-    Ok(Offer { pmu: Pmu::Emulated(Model(shape), BackingPmu { pmu }), remarks })
+    Ok(Offer { pmu: Pmu::Emulated(Model(shape), BackingPmu::new((), pmu)), remarks })
 }
 
 /// Checks that the host's PMU can back a guest's. Returns why its interrupts cannot be delivered, if they are wanted

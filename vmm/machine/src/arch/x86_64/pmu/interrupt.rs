@@ -6,17 +6,16 @@
 //!
 //! Tally never sets the APIC's whole state, because that would undo what other interrupts have changed meanwhile. Where
 //! a delivery sets the entry's mask ([`OnDelivery`]), it does so only in x2APIC mode, in which each register can be
-//! written by its MSR. In xAPIC mode the guest finds its entry unchanged. While software has disabled the APIC, all
-//! entries are masked, which KVM implements.
+//! written by its MSR. A kernel that notes its writes has the mask among its notes, and KVM's entry stays as it is, if
+//! the kernel has used its notes since the last overflow. In xAPIC mode the guest finds its entry unchanged. While
+//! software has disabled the APIC, all entries are masked, which KVM implements.
 //!
 //! An NMI needs no system call if KVM has stored the vCPU's pending exceptions at the exit: Tally makes the NMI pending
 //! there, and KVM takes it over at the next entry (`KVM_SYNC_X86_EVENTS`).
 
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
-
 use kvm_bindings::{KVM_VCPUEVENT_VALID_NMI_PENDING, Msrs, kvm_lapic_state, kvm_msi, kvm_vcpu_events};
 use kvm_ioctls::{SyncReg, VcpuFd, VmFd};
+use vpmu::shared_page::LvtNote;
 use vpmu::x86::X2APIC_LVTPC;
 
 use crate::arch::x86_64::msr;
@@ -112,21 +111,24 @@ impl LvtEntry {
         }
     }
 
-    /// Delivers an interrupt and returns how. `noted` is the value that the guest's kernel last wrote to the entry, if
-    /// the kernel notes it.
+    /// Delivers an interrupt and returns how. `note` is what the guest's kernel notes of the entry, if it does.
     pub fn deliver(
         &mut self,
         vm: &VmFd,
         fd: &mut VcpuFd,
-        noted: Option<&AtomicU64>,
+        note: Option<LvtNote<'_>>,
     ) -> Result<Delivery, KvmError> {
         let base = fd.get_kvm_run().apic_base;
         if base & GLOBAL_ENABLE == 0 {
             return Ok(Delivery::None);
         }
         let is_x2apic = base & X2APIC_MODE != 0;
+        if is_x2apic && note.is_some_and(|note| note.is_masked()) {
+            return Ok(Delivery::None);
+        }
         // Reading one register costs less than copying all of them.
-        let from_msr = if is_x2apic { self.find_entry(fd, noted)? } else { None };
+        let written = note.and_then(|note| note.written);
+        let from_msr = if is_x2apic { self.find_entry(fd, written)? } else { None };
         let (entry, id) = if let Some(value) = from_msr {
             (low(value), self.vcpu.into())
         } else {
@@ -135,12 +137,12 @@ impl LvtEntry {
         };
         let delivery = Delivery::of(entry);
         if self.on_delivery == OnDelivery::SetsMask && is_x2apic && delivery != Delivery::None {
-            // KVM accepts every valid entry, but only in x2APIC mode.
-            let masked = (entry | MASKED).into();
-            msr::write(fd, X2APIC_LVTPC, masked)?;
-            match noted {
-                Some(noted) => noted.store(masked, Relaxed),
-                None => self.known = None,
+            // With the note, neither this nor the guest's write that opens the entry again costs an exit.
+            let is_masked = note.is_some_and(|note| note.mask(entry.into()));
+            if !is_masked {
+                // KVM accepts every valid entry, but only in x2APIC mode.
+                msr::write(fd, X2APIC_LVTPC, (entry | MASKED).into())?;
+                self.known = None;
             }
         }
         let data = match delivery {
@@ -164,8 +166,7 @@ impl LvtEntry {
 
     /// Returns the entry in x2APIC mode, or `None` if KVM does not return it. Asking KVM is a tenth of an interrupt's
     /// cost, so the note is used without asking if KVM has had the same value before.
-    fn find_entry(&mut self, fd: &VcpuFd, noted: Option<&AtomicU64>) -> Result<Option<u64>, KvmError> {
-        let noted = noted.map(|noted| noted.load(Relaxed));
+    fn find_entry(&mut self, fd: &VcpuFd, noted: Option<u64>) -> Result<Option<u64>, KvmError> {
         if noted.is_some() && noted == self.known {
             return Ok(noted);
         }

@@ -24,7 +24,7 @@ pub fn offer(Model(shape): Model, policy: &Policy) -> Result<Offer, Unavailable>
     // A guest without programmable counters does not need the one that was looked for.
     let free = Free { general: free.general.min(wanted.general), ..free };
     let remark = compare(wanted, free, policy)?;
-    let pmu = Pmu::Emulated(Model(shape), BackingPmu { pmu });
+    let pmu = Pmu::Emulated(Model(shape), BackingPmu::new((), pmu));
     Ok(Offer { pmu, remarks: binding.into_iter().chain(remark).collect() })
 }
 

@@ -1,0 +1,68 @@
+//! Looking at a vCPU for the host's profiler, which RISC-V has not yet: no vCPU is seen, and nothing is read.
+
+use kvm_ioctls::VcpuFd;
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+/// Page tables of a guest.
+#[allow(dead_code, reason = "no vCPU is looked at yet")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AddressSpace(());
+
+impl AddressSpace {
+    /// Reads bytes at a virtual address.
+    pub fn read(self, _memory: &GuestMemoryMmap, _address: u64, _bytes: &mut [u8]) -> Option<()> {
+        None
+    }
+
+    /// Reads a word at a virtual address.
+    pub fn read_word(self, _memory: &GuestMemoryMmap, _address: u64) -> Option<u64> {
+        None
+    }
+
+    /// Translates a virtual address.
+    pub fn translate(self, _memory: &GuestMemoryMmap, _address: u64) -> Option<GuestAddress> {
+        None
+    }
+
+    /// Returns the tables that Linux has for itself.
+    pub fn of_kernel(self, _memory: &GuestMemoryMmap, _symbol: impl Fn(&str) -> Option<u64>) -> Option<Self> {
+        None
+    }
+}
+
+/// Where a vCPU is.
+#[allow(dead_code, reason = "no vCPU is looked at yet")]
+#[derive(Debug, Clone, Copy)]
+pub struct Look {
+    /// Its instruction pointer.
+    pub instruction: u64,
+    /// It is in user mode.
+    pub is_user: bool,
+    /// Its page tables.
+    pub space: Option<AddressSpace>,
+}
+
+impl Look {
+    /// vCPUs of this architecture can be looked at.
+    pub const IS_AVAILABLE: bool = false;
+
+    /// Looks at a vCPU.
+    pub fn of(_fd: &VcpuFd, _memory: &GuestMemoryMmap) -> Option<Self> {
+        None
+    }
+
+    /// Returns the name of its page tables.
+    pub fn table(&self) -> u64 {
+        0
+    }
+
+    /// Returns the return addresses of its callers.
+    pub fn callers(&self, _memory: &GuestMemoryMmap) -> Vec<u64> {
+        Vec::new()
+    }
+
+    /// Returns where the program of a kernel stack has entered the kernel, and its callers.
+    pub fn entered_from(&self, _memory: &GuestMemoryMmap, _kernel_stack: u64) -> Vec<u64> {
+        Vec::new()
+    }
+}
