@@ -10,6 +10,7 @@
 //! | `Board`, `Plan` | everything around the processors; the part of a machine's configuration that it needs |
 //! | `KvmRun`, `ArchExit` | a vCPU's file descriptor on its thread; exits that only this architecture has |
 //! | `KvmState`, `KvmVcpuState`, `Fingerprint` | what KVM holds, and what a guest sees of the processor, in a snapshot |
+//! | `Look`, `AddressSpace` | where a vCPU is and who called it; page tables by which the guest's kernel is read |
 //! | `INSTRUCTION_POINTER`, `ticks` | the register's name; the processor's clock |
 
 #[cfg(target_arch = "riscv64")]

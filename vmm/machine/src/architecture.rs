@@ -7,7 +7,7 @@ use std::rc::Rc;
 use devices::virtio::Transport;
 use serde::{Deserialize, Serialize};
 use vpmu::VirtualPmu;
-use vpmu_perf::{Entries, PerfEvents};
+use vpmu_perf::{Entries, EntryTicks, HostPmu, PerfEvents};
 
 use crate::kvm_error::Capability;
 use crate::memory::GuestRam;
@@ -61,6 +61,24 @@ pub enum Pmu<M, B> {
     Kvm,
     /// A PMU that Tally emulates, and the host PMU that backs it.
     Emulated(M, B),
+}
+
+/// The host's PMU, which counts for the emulated one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BackingPmu<V> {
+    /// Vendor of the processor, on an architecture with several.
+    pub vendor: V,
+    /// The processor's PMU.
+    pub pmu: HostPmu,
+    /// What each entry into the guest adds to counts, as far as that was found out: it is left out of all counts.
+    pub entry_ticks: EntryTicks,
+}
+
+impl<V> BackingPmu<V> {
+    /// Creates the description of a host's PMU whose counts have nothing that is left out.
+    pub(crate) fn new(vendor: V, pmu: HostPmu) -> Self {
+        Self { vendor, pmu, entry_ticks: EntryTicks::default() }
+    }
 }
 
 /// The PMU that a host can offer for a choice.

@@ -5,3 +5,5 @@
 pub const COUNTERS: &str = "tally::counters";
 /// Target of the guest's accesses to its PMU, the same on all architectures, because users name it in filters.
 pub const ACCESSES: &str = "tally::pmu";
+/// Target of what a vCPU's PMU did in all, which is said when the machine ends.
+pub const STATISTICS: &str = "tally::statistics";

@@ -12,15 +12,16 @@ use std::time::Instant;
 
 use devices::End;
 use kvm_ioctls::{VcpuFd, VmFd};
-use log::warn;
+use log::{Level, debug, log_enabled, warn};
 use rustix::thread::sched_getcpu;
 use vpmu::VirtualPmu;
 use vpmu::notice::Notice;
 use vpmu::policy::Policy;
+use vpmu::report::Statistics;
 use vpmu::state::PmuState;
 use vpmu_perf::Reservation;
 
-use crate::arch::{self, ArchExit, Board, KvmRun};
+use crate::arch::{self, ArchExit, Board, KvmRun, Look};
 use crate::exit::{Bytes, Exit, ExitKind, Reason, complete_read};
 use crate::kvm::KvmStats;
 use crate::kvm_error::KvmError;
@@ -28,6 +29,9 @@ use crate::memory::GuestRam;
 use crate::pmu::Pmu;
 use crate::pmu::journal::Journal;
 use crate::pmu::thread::{AfterExit, ThreadPmu, VcpuPmuContext};
+use crate::recording::sample::SampleBuffer;
+use crate::recording::{RecordError, RecordOrder, Recorder};
+use crate::target::STATISTICS;
 use exits::{Exits, Stopwatch};
 use mailbox::{Mailbox, PauseRequest, VcpuHandles, VcpuRequest};
 use report::VcpuReport;
@@ -75,6 +79,11 @@ impl Vcpu {
     /// Opens KVM's own statistics of this vCPU. Returns `None` if this KVM has none.
     pub fn kvm_stats(&self) -> Option<KvmStats> {
         KvmStats::of(&self.fd)
+    }
+
+    /// Returns the guest's memory.
+    pub fn memory(&self) -> GuestRam {
+        self.ram.clone()
     }
 
     /// Runs the vCPU on this thread. Returns how the machine ends, or why this vCPU cannot run any further. Events of
@@ -135,9 +144,27 @@ impl VcpuThread {
             self.after_exit(pmu, was_interrupted)?;
             match ending {
                 None => {}
-                Some(Ok(end)) => return Ok(end),
+                Some(Ok(end)) => {
+                    self.say_statistics(pmu);
+                    return Ok(end);
+                }
                 Some(Err(reason)) => return Err(self.error(reason)),
             }
+        }
+    }
+
+    /// Says what the PMU did, once for a vCPU: this one has ended the machine.
+    fn say_statistics(&self, pmu: &mut ThreadPmu) {
+        let is_asked_for = log_enabled!(target: STATISTICS, Level::Debug);
+        if let Some(emulated) = pmu.pmu.emulated().filter(|_| is_asked_for) {
+            let Statistics { alarms, ignored_alarms, overflows, interrupts, .. } =
+                emulated.report().statistics;
+            debug!(
+                target: STATISTICS,
+                "vCPU {}: {alarms} alarms, {ignored_alarms} with nothing to do, {overflows} overflows, \
+                 {interrupts} interrupts",
+                self.id
+            );
         }
     }
 
@@ -240,9 +267,28 @@ impl VcpuThread {
                         pmu.pmu.emulated().is_some_and(|emulated| emulated.set_counter_switch(counter, to));
                     let _ = answer.send(is_set);
                 }
+                VcpuRequest::AddressSpace(answer) => {
+                    let look = Look::of(self.run.fd(), &self.ram.mapped);
+                    let _ = answer.send(look.and_then(|look| look.space));
+                }
+                VcpuRequest::Record(order, answer) => {
+                    let _ = answer.send(self.record(pmu, order));
+                }
+                VcpuRequest::StopRecording(buffer, answer) => {
+                    let _ = answer.send(stop_recording(pmu, &buffer));
+                }
             }
         }
         handled
+    }
+
+    /// Begins to sample the vCPU, unless it is sampled already.
+    fn record(&self, pmu: &mut ThreadPmu, order: RecordOrder) -> Result<(), RecordError> {
+        if pmu.recorder.is_some() {
+            return Err(RecordError::Busy);
+        }
+        pmu.recorder = Some(Box::new(Recorder::start(self.id, &self.ram, order)?));
+        Ok(())
     }
 
     /// Pauses outside of the guest, and saves the state when it is ordered to.
@@ -320,6 +366,12 @@ impl VcpuThread {
         let instruction_pointer = KvmRun::instruction_pointer(self.run.fd());
         VcpuError { vcpu: self.id, instruction_pointer, reason }
     }
+}
+
+/// Ends the samples that go into a buffer. Returns which part of the time there was a counter, in thousandths.
+fn stop_recording(pmu: &mut ThreadPmu, buffer: &Arc<SampleBuffer>) -> u64 {
+    let recorder = pmu.recorder.take_if(|recorder| recorder.adds_to(buffer));
+    recorder.map_or(1000, |recorder| recorder.scheduled())
 }
 
 /// Adds a notice for the operator, and logs all that were not logged before.

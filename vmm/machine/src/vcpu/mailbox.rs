@@ -2,6 +2,7 @@
 //! into the vCPU's mailbox, and a signal makes the thread leave the guest to answer. A vCPU without requests has no
 //! overhead.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -12,7 +13,11 @@ use vpmu::policy::Policy;
 use super::report::VcpuReport;
 use super::saved::{SaveError, VcpuState};
 use super::starvation_pause::StarvationPause;
+use crate::arch::AddressSpace;
 use crate::pmu::exit_signals;
+use crate::recording::linux::GuestLinux;
+use crate::recording::sample::{Sample, SampleBuffer};
+use crate::recording::{Plan, RecordError, RecordOrder};
 
 /// Timeout for the answers to a request.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,6 +33,13 @@ pub enum VcpuRequest {
     Pause(PauseRequest),
     /// Disable or enable a counter. The answer is false if there is no counter of this number.
     Switch(usize, Switch, Sender<bool>),
+    /// Return the page tables that the vCPU uses, if the host's profiler can read them.
+    AddressSpace(Sender<Option<AddressSpace>>),
+    /// Begin to sample the vCPU.
+    Record(RecordOrder, Sender<Result<(), RecordError>>),
+    /// End that, if the samples went into this buffer. The answer is which part of the time there was a counter, in
+    /// thousandths.
+    StopRecording(Arc<SampleBuffer>, Sender<u64>),
 }
 
 /// Request to pause outside of the guest, until the sender of the orders is dropped.
@@ -109,6 +121,35 @@ impl VcpuHandles {
         answer.recv_timeout(TIMEOUT).unwrap_or(false)
     }
 
+    /// Returns the page tables that the first vCPU uses, if the host's profiler can read them.
+    pub fn address_space(&self) -> Option<AddressSpace> {
+        let (sender, answer) = channel();
+        self.handles.first()?.post(VcpuRequest::AddressSpace(sender));
+        answer.recv_timeout(TIMEOUT).ok().flatten()
+    }
+
+    /// Begins to sample all vCPUs, each into a buffer of its own. If one of them is not sampled, none is.
+    pub fn record(
+        self: &Arc<Self>,
+        plan: Plan,
+        linux: Option<&Arc<GuestLinux>>,
+    ) -> Result<Recording, RecordError> {
+        let mut recording =
+            Recording { vcpus: Arc::clone(self), buffers: Vec::new(), first: AtomicUsize::new(0) };
+        let begin = |handle: &VcpuHandle| {
+            let (buffer, (sender, answer)) = (Arc::<SampleBuffer>::default(), channel());
+            let order = RecordOrder { plan, linux: linux.cloned(), buffer: Arc::clone(&buffer) };
+            handle.post(VcpuRequest::Record(order, sender));
+            recording.buffers.push(buffer);
+            answer
+        };
+        let answers: Vec<_> = self.handles.iter().map(begin).collect();
+        for (vcpu, answer) in answers.into_iter().enumerate() {
+            answer.recv_timeout(TIMEOUT).map_err(|_| RecordError::NoAnswer(vcpu))??;
+        }
+        Ok(recording)
+    }
+
     /// Pauses all vCPUs outside of the guest. Returns `None` if one does not answer.
     pub fn pause(&self) -> Option<PausedVcpus> {
         let pause = |handle: &VcpuHandle| {
@@ -136,6 +177,55 @@ impl VcpuHandles {
         };
         let answers: Vec<Receiver<T>> = self.handles.iter().map(post).collect();
         answers_until(answers, Instant::now() + TIMEOUT)
+    }
+}
+
+/// vCPUs that are sampled until this is dropped.
+#[derive(Debug)]
+pub struct Recording {
+    vcpus: Arc<VcpuHandles>,
+    /// Samples of each vCPU.
+    buffers: Vec<Arc<SampleBuffer>>,
+    /// The vCPU whose samples are taken first the next time.
+    first: AtomicUsize,
+}
+
+impl Recording {
+    /// Takes samples of not much more than so many words, those of each vCPU in the order of their time. Also returns
+    /// the number of those that were lost, and whether there are more.
+    pub fn take(&self, words: usize) -> (Vec<Sample>, u64, bool) {
+        let each = (words / self.buffers.len().max(1)).max(1);
+        let first = self.first.fetch_add(1, Ordering::Relaxed) % self.buffers.len().max(1);
+        let (before, after) = self.buffers.split_at(first);
+        let (mut samples, mut left) = (Vec::new(), words);
+        for buffer in after.iter().chain(before) {
+            let taken = buffer.take(each.min(left));
+            left = left.saturating_sub(taken.iter().map(Sample::words).sum());
+            samples.extend(taken);
+        }
+        let lost = self.buffers.iter().map(|buffer| buffer.take_lost()).sum();
+        (samples, lost, self.buffers.iter().any(|buffer| !buffer.is_empty()))
+    }
+
+    /// Ends it. What was sampled can still be taken. Returns for each vCPU which part of the time there was a counter,
+    /// in thousandths.
+    pub fn stop(&self) -> Vec<u64> {
+        answers_until(self.post_stop(), Instant::now() + TIMEOUT)
+    }
+
+    fn post_stop(&self) -> Vec<Receiver<u64>> {
+        let post = |(handle, buffer): (&VcpuHandle, &Arc<SampleBuffer>)| {
+            let (sender, answer) = channel();
+            handle.post(VcpuRequest::StopRecording(Arc::clone(buffer), sender));
+            answer
+        };
+        self.vcpus.handles.iter().zip(&self.buffers).map(post).collect()
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        drop(self.post_stop());
     }
 }
 

@@ -1,0 +1,308 @@
+//! `tally record` and `tally symbols`: a guest is sampled from outside, each sample is at the right instruction of the
+//! right process, and the guest counts as if nobody looked. One host for all of them, and the host's `perf` reads what
+//! was written.
+
+use std::collections::BTreeMap;
+
+use guest_images::Suite;
+use guest_tests::lab::{OnEachHost, StepOutput, Steps, with_installed_kernel};
+use guest_tests::programs::{
+    LAYERS, SPLIT, SPLIT_INSTRUCTIONS, SPLIT_PERIOD, TRACK, TRACK_INSTRUCTIONS, TRACK_LENGTH,
+};
+use guest_tests::suite::{Test, on_intel, second_tier};
+use guest_tests::tests;
+
+/// The tests of this module.
+pub fn tests() -> Vec<Test> {
+    let second =
+        tests![a_newer_kernels_symbols_and_processes_are_found, the_system_calls_are_those_of_the_sandbox];
+    [on_any_host(), second_tier([second, on_intel(on_any_host())].concat())].concat()
+}
+
+fn on_any_host() -> Vec<Test> {
+    tests![
+        every_sample_of_a_guest_without_a_pmu_is_at_the_right_instruction,
+        call_chains_are_those_that_the_guests_own_perf_takes,
+        a_guest_that_is_recorded_counts_the_same,
+        symbols_are_those_that_the_guests_kernel_shows,
+        the_kernels_functions_are_named_and_its_callers_are_the_programs,
+        samples_of_two_vcpus_have_the_processes_that_ran_there,
+        what_cannot_be_recorded_is_one_line,
+        what_was_taken_before_the_disk_was_full_can_be_read,
+    ]
+}
+
+/// Counts between two samples of [`TRACK`]: no multiple of the loop's length.
+const PERIOD: u64 = 1_000_003;
+
+/// Shell functions. `guest NAME SCRIPT ARGUMENTS...` starts a guest that runs a script in a shell, and waits until that
+/// prints `ready`. `record NAME ARGUMENTS...` records it until it prints `done`, and ends it.
+const FUNCTIONS: &str = "\
+said() { until grep -qs $2 $1.said; do sleep 0.05; done; }
+guest() {
+    name=$1 script=$2
+    shift 2
+    ./tally run --name $name \"$@\" -- sh -c \"$script\" >$name.said 2>$name.err </dev/null & vm=$!
+    said $name ready
+}
+record() {
+    name=$1
+    shift
+    ./tally record $name -o $name.data \"$@\" & recorder=$!
+    said $name done
+    kill -INT $recorder
+    wait $recorder; status=$?
+    kill $vm; wait $vm
+    return $status
+}
+samples() { perf script -i $1.data --kallsyms $1.data.kallsyms -F $2; }
+";
+
+/// The guests wait for so long until they are recorded.
+const WAIT: &str = "echo ready; sleep 4;";
+
+static RESULTS: OnEachHost = OnEachHost::new(|| {
+    let steps =
+        Steps::new("record").in_guest("track", TRACK).in_guest("split", SPLIT).in_guest("layers", LAYERS);
+    let step = |commands: &str| format!("{FUNCTIONS} {commands}");
+    let stat = "perf stat -x, -e instructions:u,branches:u ./split 2>&1";
+    let own = format!(
+        "perf record -q -o /tmp/data --call-graph fp -e instructions:u -c {SPLIT_PERIOD} ./split; perf script -i /tmp/data -F ip"
+    );
+    let steps = steps
+        .step(
+            "track",
+            &step(&format!(
+                "guest track '{WAIT} ./track; echo done; sleep 9' --pmu none; \
+                 record track -e instructions:u -c {PERIOD} && samples track comm,ip"
+            )),
+        )
+        .step(
+            "chains",
+            &step(&format!(
+                "guest chains '{own}; {WAIT} ./split; echo done; sleep 9'; \
+                 record chains -e instructions:u -c {SPLIT_PERIOD} --call-graph fp && sed /ready/q chains.said && echo && \
+                 samples chains comm,ip"
+            )),
+        )
+        .step(
+            "counts",
+            &step(&format!(
+                "guest counts '{stat}; {WAIT} {stat}; perf record -q -o /tmp/data -e instructions:u -c 100001 ./split; \
+                 perf script -i /tmp/data | wc -l; echo done; sleep 9'; record counts -F 4000 --call-graph fp && cat counts.said"
+            )),
+        )
+        .step(
+            "symbols",
+            &step(
+                "guest symbols \"grep -v '\\\\[' /proc/kallsyms | sha256sum; echo ready; sleep 9\"; ./tally symbols symbols folder && \
+                 sha256sum <folder/kallsyms && cat symbols.said; kill $vm; wait $vm; ls folder",
+            ),
+        )
+        .step(
+            "kernel",
+            &step(&format!(
+                "guest kernel '{WAIT} ./layers; echo done; sleep 9'; record kernel -e instructions:k -c 100003 --call-graph fp && \
+                 samples kernel comm,ip,sym"
+            )),
+        )
+        .step(
+            "processes",
+            &step(&format!(
+                "guest processes '{WAIT} sh -c \"echo track \\$\\$; exec taskset -c 0 ./track\" & \
+                 sh -c \"echo split \\$\\$; exec taskset -c 1 ./split\" & wait; echo done; sleep 9' --cpus 2; \
+                 record processes -e instructions:u -c {SPLIT_PERIOD} && cat processes.said && samples processes comm,pid,tid,cpu"
+            )),
+        )
+        .step(
+            "refused",
+            &step(
+                "try() { ./tally record \"$@\" --duration 0.2; echo \"status $?\" >&2; }
+                 guest kvm 'echo ready; sleep 99' --pmu kvm; try nobody; try kvm -F 1000000; try kvm -e node-prefetches; try kvm -o /none/data; \
+                 ./tally record kvm -o one & first=$!; until [ -s one ]; do sleep 0.1; done; try kvm -o two; kill $vm; wait $vm; wait $first; \
+                 echo \"status $?\" >&2; echo 'record = false' >policy; guest forbidden 'echo ready; sleep 99' --pmu-policy policy; \
+                 try forbidden; ./tally symbols forbidden folder; kill $vm; wait $vm; ls two folder",
+            ),
+        )
+        .step(
+            "full",
+            &step(
+                "mkdir small; mount -t tmpfs -o size=20K none small; guest full 'while :; do :; done & echo ready; wait'; \
+                 ./tally record full -o small/data -F 5000 --duration 20; echo \"status $?\" >&2; kill $vm; wait $vm; ls small; \
+                 perf script -i small/data -F comm | wc -l",
+            ),
+        );
+    steps.second_tier(second).long().run()
+});
+
+fn second(steps: Steps) -> Steps {
+    let newer = |steps, name, suite| {
+        let step = format!(
+            "{FUNCTIONS} guest {name} \"grep -v '\\\\[' /proc/kallsyms | sha256sum; {WAIT} ./track; echo done; sleep 9\" --kernel {name}/boot/vmlinuz; \
+             record {name} -e instructions:u -c {PERIOD} && sha256sum <{name}.data.kallsyms && cat {name}.said && samples {name} comm,ip"
+        );
+        with_installed_kernel(steps, name, suite).step(&format!("with-{name}"), &step)
+    };
+    newer(newer(steps, "trixie", Suite::Trixie), "sid", Suite::Sid).step(
+        "confined",
+        &format!(
+            "{FUNCTIONS} dmesg -c >/dev/null; guest confined '{WAIT} ./layers; echo done; sleep 9' --sandbox log; \
+             record confined -F 2000 --call-graph fp; for again in 1 2 3; do ./tally symbols confined folder; done; dmesg | grep -c type=1326"
+        ),
+    )
+}
+
+/// Returns what a step has printed, which has succeeded.
+fn printed(name: &str) -> String {
+    let done = RESULTS.of(name);
+    assert_eq!(done.status, 0, "{name}: {}{}", done.text(), done.err);
+    done.text()
+}
+
+/// Returns the addresses of a program's samples, in their order, from lines of name and address.
+fn addresses(text: &str, program: &str) -> Vec<u64> {
+    let address = |line: &str| {
+        let (name, address) = line.trim().rsplit_once(char::is_whitespace)?;
+        (name.trim() == program).then(|| u64::from_str_radix(address, 16).expect("an address"))
+    };
+    text.lines().filter_map(address).collect()
+}
+
+/// Checks that the samples of [`TRACK`] are each as far behind the one before as the period says.
+fn are_all_in_order(text: &str) {
+    let samples = addresses(text, "track");
+    let expected = TRACK_INSTRUCTIONS / PERIOD;
+    assert!((expected..=expected + 1).contains(&(samples.len() as u64)), "{} samples", samples.len());
+    for pair in samples.windows(2) {
+        let distance = (pair[1] + TRACK_LENGTH - pair[0]) % TRACK_LENGTH;
+        assert_eq!(distance, PERIOD % TRACK_LENGTH, "{pair:x?}");
+    }
+}
+
+fn every_sample_of_a_guest_without_a_pmu_is_at_the_right_instruction() {
+    are_all_in_order(&printed("track"));
+}
+
+/// Returns how often there is each chain: addresses, between empty lines. perf prints those of a program that it knows
+/// without where the program is, which is at 4 MiB.
+fn chains<'a>(blocks: impl Iterator<Item = &'a str>) -> BTreeMap<Vec<u64>, usize> {
+    const PROGRAM: u64 = 4 << 20;
+    let address = |word: &str| u64::from_str_radix(word, 16).expect("an address") % PROGRAM;
+    let mut chains = BTreeMap::new();
+    for block in blocks {
+        *chains.entry(block.split_whitespace().map(address).collect()).or_default() += 1;
+    }
+    chains
+}
+
+fn call_chains_are_those_that_the_guests_own_perf_takes() {
+    let text = printed("chains");
+    let (own, ours) = text.split_once("ready").expect("it has waited");
+    let is_whole = |block: &&str| !block.trim().is_empty();
+    let own = chains(own.split("\n\n").filter(is_whole));
+    let ours = chains(ours.split("\n\n").filter_map(|block| block.trim().strip_prefix("split")));
+    assert_eq!(own.values().sum::<usize>() as u64, SPLIT_INSTRUCTIONS / SPLIT_PERIOD);
+    // The samples hit each instruction once, wherever they begin.
+    assert_eq!(ours, own);
+}
+
+fn a_guest_that_is_recorded_counts_the_same() {
+    let text = printed("counts");
+    let count = |line: &str| line.split(',').next().unwrap_or_default().to_owned();
+    let counts: Vec<String> = text.lines().filter(|line| line.contains(":u,")).map(count).collect();
+    assert_eq!(counts.len(), 4, "{text}");
+    assert_eq!(counts[..2], counts[2..]);
+    assert_eq!(counts[0], SPLIT_INSTRUCTIONS.to_string());
+    let samples = SPLIT_INSTRUCTIONS / 100_001;
+    assert!(text.lines().any(|line| line.trim() == samples.to_string()), "{text}");
+}
+
+fn symbols_are_those_that_the_guests_kernel_shows() {
+    let text = printed("symbols");
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], lines[1], "{text}");
+    assert_eq!(lines[2..], ["ready", "kallsyms"], "{text}");
+}
+
+fn the_kernels_functions_are_named_and_its_callers_are_the_programs() {
+    let text = printed("kernel");
+    let blocks = text.split("\n\n").filter_map(|block| block.trim().strip_prefix("layers"));
+    let blocks: Vec<Vec<&str>> = blocks.map(|block| block.split_whitespace().collect()).collect();
+    let of = |name| blocks.iter().filter(|words| words.get(1) == Some(&name)).collect::<Vec<_>>();
+    let busiest = of("chacha_permute");
+    assert!(busiest.len() * 2 > blocks.len(), "{} of {} samples", busiest.len(), blocks.len());
+    // getrandom is called by `ask`, that by `work`, that by the start.
+    assert!(busiest.iter().all(|words| words.len() == 8), "{busiest:?}");
+    assert!(busiest.iter().all(|words| words[2..] == busiest[0][2..]), "{busiest:?}");
+}
+
+fn samples_of_two_vcpus_have_the_processes_that_ran_there() {
+    let text = printed("processes");
+    for (program, cpu, instructions) in
+        [("track", "[000]", TRACK_INSTRUCTIONS), ("split", "[001]", SPLIT_INSTRUCTIONS)]
+    {
+        let lines: Vec<Vec<&str>> = text
+            .lines()
+            .map(|line| line.split_whitespace().collect())
+            .filter(|line: &Vec<&str>| line.first() == Some(&program))
+            .collect();
+        let (said, samples): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.len() == 2);
+        let process = said[0][1];
+        let both = format!("{process}/{process}");
+        assert!(samples.iter().all(|line| line[1..] == [both.as_str(), cpu]), "{:?}", samples[0]);
+        let expected = instructions / SPLIT_PERIOD;
+        assert!((expected - 1..=expected + 1).contains(&(samples.len() as u64)), "{}", samples.len());
+    }
+}
+
+fn what_cannot_be_recorded_is_one_line() {
+    let StepOutput { err, .. } = RESULTS.of("refused");
+    let is_remark = |line: &&str| line.contains("does not say which process") || line.contains("perf report");
+    let said: Vec<&str> = err.lines().filter(|line| !is_remark(line)).collect();
+    let expected = [
+        "no VM `nobody` runs here",
+        "status 125",
+        "-F 1000000: this host takes",
+        "status 125",
+        "it has no such event",
+        "status 125",
+        "/none/data: No such file",
+        "status 125",
+        "it is being recorded already",
+        "status 125",
+        "has ended",
+        "status 0",
+        "its policy forbids that: `record = false`",
+        "status 125",
+        "its policy forbids that: `record = false`",
+    ];
+    let is_as_expected = said.iter().zip(expected).all(|(said, expected)| said.contains(expected));
+    assert!(is_as_expected && said.len() >= expected.len(), "{said:#?}");
+}
+
+fn what_was_taken_before_the_disk_was_full_can_be_read() {
+    let full = RESULTS.of("full");
+    let text = full.text();
+    assert!(
+        full.err.contains("small/data: No space left on device") && full.err.contains("status 125"),
+        "{}",
+        full.err
+    );
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[..1], ["data"], "{text}{}", full.err);
+    assert!(lines[1].trim().parse::<usize>().is_ok_and(|samples| samples > 50), "{text}{}", full.err);
+}
+
+fn a_newer_kernels_symbols_and_processes_are_found() {
+    for name in ["with-trixie", "with-sid"] {
+        let text = printed(name);
+        let mut lines = text.lines();
+        assert_eq!(lines.next(), lines.next(), "{name}");
+        are_all_in_order(&text);
+    }
+}
+
+fn the_system_calls_are_those_of_the_sandbox() {
+    let confined = RESULTS.of("confined");
+    assert_eq!(confined.text().trim(), "0", "{}", confined.err);
+}

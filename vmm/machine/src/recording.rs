@@ -1,0 +1,162 @@
+//! Samples a running machine from outside: each vCPU's thread has a host event that counts in the guest only, and looks
+//! at its guest when that overflows. The guest sees nothing of it.
+//!
+//! A [`Recorder`] is on a vCPU's thread, and adds samples to a buffer, from which whoever wants them takes them.
+//! Which thread the guest's kernel runs, and the kernel's symbols, are read in the guest's memory ([`linux`]).
+
+pub mod btf;
+pub mod kallsyms;
+pub mod linux;
+pub mod sample;
+
+use std::io;
+use std::sync::Arc;
+
+use kvm_ioctls::VcpuFd;
+use rustix::time::{ClockId, clock_gettime};
+use vpmu::event::{Event, Filter};
+use vpmu_perf::{HostPmu, Rate, Sampling};
+
+use crate::arch::Look;
+use crate::memory::GuestRam;
+use linux::GuestLinux;
+use sample::{Sample, SampleBuffer};
+
+/// What is sampled, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan {
+    /// The host's PMU that counts.
+    pub pmu: HostPmu,
+    /// The event.
+    pub event: Event,
+    /// The guest's privilege levels.
+    pub filter: Filter,
+    /// When a sample is taken.
+    pub rate: Rate,
+    /// Each sample has its callers.
+    pub has_chains: bool,
+}
+
+/// Order to a vCPU to begin to sample itself.
+#[derive(Debug, Clone)]
+pub struct RecordOrder {
+    /// What is sampled.
+    pub plan: Plan,
+    /// The guest's kernel, if it says which threads it runs.
+    pub linux: Option<Arc<GuestLinux>>,
+    /// Where the samples go.
+    pub buffer: Arc<SampleBuffer>,
+}
+
+/// Why a vCPU is not sampled.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    #[error("it is being recorded already")]
+    Busy,
+    #[error("no counter of the host is free: the guest's counters and others hold them")]
+    NoCounter,
+    #[error("the host refuses the event: {0}")]
+    Refused(String),
+    #[error("guests of this architecture cannot be recorded yet")]
+    Architecture,
+    #[error("vCPU {0} does not answer")]
+    NoAnswer(usize),
+}
+
+/// A vCPU that is sampled, on the thread that runs it.
+pub struct Recorder {
+    vcpu: u8,
+    event: Sampling,
+    order: RecordOrder,
+    ram: GuestRam,
+    /// What the event had counted at the last sample.
+    counted: u64,
+}
+
+impl Recorder {
+    /// Begins to sample the vCPU that this thread runs.
+    pub fn start(vcpu: u8, ram: &GuestRam, order: RecordOrder) -> Result<Self, RecordError> {
+        if !Look::IS_AVAILABLE {
+            return Err(RecordError::Architecture);
+        }
+        let Plan { pmu, event, filter, rate, .. } = order.plan;
+        let event = Sampling::of_this_thread(pmu, event, filter, rate)
+            .map_err(|error| RecordError::Refused(refusal(&error)))?;
+        if event.read().is_some_and(|reading| reading.running == 0) {
+            return Err(RecordError::NoCounter);
+        }
+        Ok(Self { vcpu, event, order, ram: ram.clone(), counted: 0 })
+    }
+
+    /// Takes a sample: the event has overflowed, and the vCPU has left its guest.
+    pub fn sample(&mut self, fd: &VcpuFd) {
+        let memory = &self.ram.mapped;
+        let Some(look) = Look::of(fd, memory) else { return };
+        let linux = self.order.linux.as_deref();
+        let running = linux.and_then(|linux| linux.running(memory, self.vcpu));
+        let (mut kernel, mut user) = (Vec::new(), Vec::new());
+        if self.order.plan.has_chains {
+            if look.is_user {
+                user = look.callers(memory);
+            } else if linux.is_some_and(|linux| linux.has_frames) {
+                kernel = look.callers(memory);
+            }
+            if let Some(running) = &running
+                && !look.is_user
+            {
+                user = look.entered_from(memory, running.stack);
+            }
+        }
+        let sample = Sample {
+            time: now(),
+            vcpu: self.vcpu,
+            is_user: look.is_user,
+            instruction: look.instruction,
+            period: self.period(),
+            table: look.table(),
+            task: running.map(|running| running.task),
+            kernel,
+            user,
+        };
+        self.order.buffer.add(sample);
+    }
+
+    /// Returns the number of counts since the last sample.
+    fn period(&mut self) -> u64 {
+        match self.order.plan.rate {
+            Rate::Period(period) => period,
+            Rate::Frequency(_) => {
+                let counted = self.event.read().map_or(self.counted, |reading| reading.value);
+                counted - std::mem::replace(&mut self.counted, counted).min(counted)
+            }
+        }
+    }
+
+    /// Returns whether its samples go into this buffer.
+    pub fn adds_to(&self, buffer: &Arc<SampleBuffer>) -> bool {
+        Arc::ptr_eq(&self.order.buffer, buffer)
+    }
+
+    /// Returns which part of the time the event had a counter, in thousandths.
+    pub fn scheduled(&self) -> u64 {
+        let times = self.event.read().map(|reading| (reading.running, reading.enabled));
+        let share = times.and_then(|(running, enabled)| running.saturating_mul(1000).checked_div(enabled));
+        share.unwrap_or(1000).min(1000)
+    }
+}
+
+/// Says why an event was not opened. A vCPU's thread can open no file that would say more.
+fn refusal(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EINVAL | libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP) => {
+            "it has no such event".to_owned()
+        }
+        _ => error.to_string(),
+    }
+}
+
+fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    let [seconds, nanoseconds] = [time.tv_sec, time.tv_nsec].map(i64::cast_unsigned);
+    seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds)
+}

@@ -1,0 +1,224 @@
+//! A guest's Linux, as far as its memory says it: its symbols, and which of its threads a vCPU runs. The guest may have
+//! written anything there, and may change it at any time: what does not fit together is not there.
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+use super::btf::{self, Types};
+use super::kallsyms::{BEFORE, BEHIND, DIGITS, Symbols};
+use super::sample::Task;
+use crate::arch::AddressSpace;
+
+/// Maximum size of the part of a memory where symbols are looked for: a kernel is not loaded higher.
+const SEARCHED: u64 = 4 << 30;
+/// Size of the parts in which a memory is read.
+const PART: usize = 1 << 20;
+/// Maximum number of places that look like a table of tokens, and of those that are one and belong to no symbols.
+const MAX_LOOKS: usize = 1000;
+const MAX_ATTEMPTS: usize = 8;
+/// More than the size of a table of tokens.
+const TOKENS: usize = 16 << 10;
+
+/// A guest's kernel that says which thread a vCPU runs.
+#[derive(Debug)]
+pub struct GuestLinux {
+    space: AddressSpace,
+    /// Where the address of the thread's structure is, for each vCPU.
+    current: Vec<Option<GuestAddress>>,
+    thread: u64,
+    process: u64,
+    name: u64,
+    stack: u64,
+    /// The kernel keeps frame pointers.
+    pub has_frames: bool,
+}
+
+/// A thread that a vCPU runs.
+pub struct Running {
+    /// The thread.
+    pub task: Task,
+    /// Lowest address of its kernel stack.
+    pub stack: u64,
+}
+
+/// Finds the kernel's symbols in a memory.
+pub fn symbols(memory: &GuestMemoryMmap) -> Option<Symbols> {
+    let (mut looks, mut attempts) = (0, 0);
+    for region in memory.iter().filter(|region| region.start_addr().0 < SEARCHED) {
+        let (start, end) = (region.start_addr().0, region.start_addr().0 + region.len());
+        let mut at = start;
+        let mut part = vec![0; PART + DIGITS.len()];
+        while at < end.min(SEARCHED) {
+            let len = part.len().min(usize::try_from(end - at).ok()?);
+            memory.read_slice(&mut part[..len], GuestAddress(at)).ok()?;
+            for found in memchr::memmem::find_iter(&part[..len], DIGITS) {
+                let digits = at + found as u64;
+                looks += 1;
+                if looks > MAX_LOOKS || attempts > MAX_ATTEMPTS {
+                    return None;
+                }
+                if !around(memory, start..end, digits, TOKENS, TOKENS, |bytes, at, _| {
+                    Symbols::has_tokens(bytes, at)
+                })? {
+                    continue;
+                }
+                attempts += 1;
+                let symbols = around(memory, start..end, digits, BEFORE, BEHIND, Symbols::read)?;
+                if symbols.is_some() {
+                    return symbols;
+                }
+            }
+            at += PART as u64;
+        }
+    }
+    None
+}
+
+/// Reads a part of the memory around the digits at an address, and calls `look` with it, with their offset, and with
+/// the kernel's address of the part. Linux maps itself at this distance from where it is linked to be loaded, and Tally
+/// loads it there.
+fn around<T>(
+    memory: &GuestMemoryMmap,
+    region: std::ops::Range<u64>,
+    digits: u64,
+    before: usize,
+    behind: usize,
+    look: impl FnOnce(&[u8], usize, u64) -> T,
+) -> Option<T> {
+    const DISTANCE: u64 = 0xffff_ffff_8000_0000;
+    let start = (digits.saturating_sub(before as u64) & !7).max(region.start);
+    let end = digits.saturating_add(behind as u64).min(region.end);
+    let mut bytes = vec![0; usize::try_from(end - start).ok()?];
+    memory.read_slice(&mut bytes, GuestAddress(start)).ok()?;
+    Some(look(&bytes, usize::try_from(digits - start).ok()?, start.wrapping_add(DISTANCE)))
+}
+
+impl GuestLinux {
+    /// Finds out how a kernel with these symbols says which thread a vCPU runs. `space` are the page tables of a vCPU.
+    pub fn find(symbols: &Symbols, space: AddressSpace, memory: &GuestMemoryMmap, vcpus: u8) -> Option<Self> {
+        let symbol = |name: &str| symbols.address(name);
+        let space = space.of_kernel(memory, symbol)?;
+        // Linux 6.2 to 6.14 have it at the beginning of a structure.
+        let current = symbol("current_task").or_else(|| symbol("pcpu_hot"))?;
+        let offsets = symbol("__per_cpu_offset")?;
+        let of_vcpu = |vcpu: u8| {
+            let offset = space.read_word(memory, offsets.wrapping_add(8 * u64::from(vcpu)))?;
+            space.translate(memory, current.wrapping_add(offset))
+        };
+        let types = types(symbols, space, memory)?;
+        let types = Types::read(&types)?;
+        let offset = |member| types.offset("task_struct", member);
+        Some(Self {
+            space,
+            current: (0..vcpus).map(of_vcpu).collect(),
+            thread: offset("pid")?,
+            process: offset("tgid")?,
+            name: offset("comm")?,
+            stack: offset("stack")?,
+            has_frames: symbol("__start_orc_unwind").is_none(),
+        })
+    }
+
+    /// Returns the thread that a vCPU runs.
+    pub fn running(&self, memory: &GuestMemoryMmap, vcpu: u8) -> Option<Running> {
+        let task: u64 = memory.read_obj((*self.current.get(usize::from(vcpu))?)?).ok()?;
+        let read = |offset: u64, bytes: &mut [u8]| self.space.read(memory, task.wrapping_add(offset), bytes);
+        let number = |offset| {
+            let mut bytes = [0; 4];
+            read(offset, &mut bytes)?;
+            Some(u32::from_le_bytes(bytes))
+        };
+        let mut name = [0; 16];
+        read(self.name, &mut name)?;
+        let mut stack = [0; 8];
+        read(self.stack, &mut stack)?;
+        Some(Running {
+            task: Task { process: number(self.process)?, thread: number(self.thread)?, name: text(&name) },
+            stack: u64::from_le_bytes(stack),
+        })
+    }
+}
+
+/// Returns the kernel's build id, by which its debug information is found.
+pub fn build_id(symbols: &Symbols, space: AddressSpace, memory: &GuestMemoryMmap) -> Option<[u8; 20]> {
+    /// All notes of a kernel are far shorter.
+    const MAX_NOTES: u64 = 16 << 10;
+    let address = |name: &str| symbols.address(name);
+    let space = space.of_kernel(memory, address)?;
+    let (start, stop) = (address("__start_notes")?, address("__stop_notes")?);
+    let mut notes = vec![0; usize::try_from(stop.checked_sub(start)?.min(MAX_NOTES)).ok()?];
+    space.read(memory, start, &mut notes)?;
+    build_id_of(&notes)
+}
+
+/// Returns the build id that is one of these notes (ELF's): length of the name, length of the content, type, name,
+/// content.
+fn build_id_of(notes: &[u8]) -> Option<[u8; 20]> {
+    const BUILD_ID: u32 = 3;
+    let mut rest = notes;
+    loop {
+        let (header, behind) = rest.split_at_checked(12)?;
+        let ([name, content, kind], _) = header.as_chunks::<4>() else { unreachable!("it has three words") };
+        let padded =
+            |len: &[u8; 4]| usize::try_from(u32::from_le_bytes(*len).checked_next_multiple_of(4)?).ok();
+        let (name, behind) = behind.split_at_checked(padded(name)?)?;
+        let (content, behind) = behind.split_at_checked(padded(content)?)?;
+        if name == b"GNU\0" && u32::from_le_bytes(*kind) == BUILD_ID {
+            return content.first_chunk().copied();
+        }
+        rest = behind;
+    }
+}
+
+/// Returns the kernel's description of its types.
+fn types(symbols: &Symbols, space: AddressSpace, memory: &GuestMemoryMmap) -> Option<Vec<u8>> {
+    let [start, stop] = ["__start_BTF", "__stop_BTF"].map(|name| symbols.address(name));
+    let (start, size) = (start?, stop?.checked_sub(start?)?);
+    let size = usize::try_from(size.min(btf::MAX_SIZE)).ok()?;
+    let mut bytes = vec![0; size];
+    space.read(memory, start, &mut bytes)?;
+    Some(bytes)
+}
+
+/// Returns the name of a thread, which ends with a zero. A guest's control characters are replaced.
+fn text(name: &[u8]) -> String {
+    let bytes = name.iter().take_while(|byte| **byte != 0);
+    bytes.map(|byte| if matches!(byte, b' '..=b'~') { char::from(*byte) } else { '?' }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recording::kallsyms::tests::{BASE, Order, tables};
+
+    #[test]
+    fn symbols_are_found_wherever_they_are_in_the_memory() {
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 8 << 20)]).expect("there is memory");
+        assert_eq!(symbols(&memory), None);
+        let given = [(0, "T_text"), (16, "tsys_read")];
+        let (bytes, digits) = tables(&given, Order::OffsetsLast);
+        // What looks like it is not always it, and it may lie in two parts.
+        memory.write_slice(DIGITS, GuestAddress(0x1000)).expect("in memory");
+        let at = (3 * PART - digits - 7) & !7;
+        memory.write_slice(&bytes, GuestAddress(at as u64)).expect("in memory");
+        let found = symbols(&memory).expect("they are there");
+        assert_eq!(found.address("sys_read"), Some(BASE + 16));
+    }
+
+    #[test]
+    fn a_build_id_is_found_among_other_notes() {
+        let note = |name: &[u8], kind: u32, content: &[u8]| {
+            let lengths = [name.len(), content.len()].map(|len| u32::try_from(len).unwrap().to_le_bytes());
+            [&lengths.concat(), &kind.to_le_bytes()[..], name, content].concat()
+        };
+        let notes = [note(b"Xen\0", 3, &[1; 4]), note(b"GNU\0", 3, &[7; 20])].concat();
+        assert_eq!(build_id_of(&notes), Some([7; 20]));
+        assert_eq!(build_id_of(&notes[..50]), None);
+        assert_eq!(build_id_of(&[0xff; 100]), None);
+    }
+
+    #[test]
+    fn a_threads_name_cannot_draw_on_a_terminal() {
+        assert_eq!(text(b"kworker/0:1\0rest"), "kworker/0:1");
+        assert_eq!(text(b"a\x1b[2J\xff b\n"), "a?[2J? b?");
+    }
+}

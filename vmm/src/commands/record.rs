@@ -1,0 +1,234 @@
+//! `tally record`: samples a running VM, and writes what perf reads. `tally symbols`: writes the symbols of its kernel.
+
+mod perf_data;
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::geteuid;
+
+use crate::cli::{Record, Symbols};
+use crate::commands::client::{self, ClientError, Vm};
+use crate::host::{printer, signals};
+use crate::protocol::recording::{Begun, RecordOptions, SampleRate, Samples};
+use perf_data::{Description, Writer};
+
+/// Samples in a second without `-F` and `-c`: no divisor of the periods that programs have.
+const FREQUENCY: u64 = 999;
+/// Time between two requests for samples.
+const INTERVAL: Duration = Duration::from_millis(50);
+/// Time in which a VM gives the samples that it still has at the end.
+const LAST: Duration = Duration::from_secs(10);
+/// The host's limit for samples in a second of an event.
+const MAX_RATE: &str = "/proc/sys/kernel/perf_event_max_sample_rate";
+
+/// `tally record`: what was taken is written, however it ends.
+pub fn record(options: &Record) -> Result<ExitCode> {
+    signals::ignore_sigxfsz();
+    check_rate(options.frequency)?;
+    let mut vm = find(&options.vm, "recorded")?;
+    let symbols = vm.symbols()?;
+    let rate = options
+        .count
+        .map_or(SampleRate::Frequency(options.frequency.unwrap_or(FREQUENCY)), SampleRate::Period);
+    let chains = options.call_graph == "fp";
+    let asked = RecordOptions { event: options.event.text.clone(), rate, chains };
+    let begun = vm.record(asked)?;
+    // They end the recording.
+    signals::block_ends()?;
+    let mut file = private_file(&options.output)?;
+    let description = Description {
+        kind: begun.kind,
+        config: begun.config,
+        rate,
+        filter: options.event.filter,
+        chains,
+        build_id: begun.build_id,
+        kernel: kernel_range(&symbols),
+    };
+    let failed = || options.output.display().to_string();
+    let mut writer = Writer::create(&mut file, &description).with_context(failed)?;
+    for remark in remarks(&symbols, &begun, chains) {
+        printer::say(&remark);
+    }
+    let mut taken = Taken::default();
+    let ended = fetch(&mut vm, &mut writer, options.duration, &mut taken);
+    writer.finish().with_context(failed)?;
+    let beside = write_symbols_beside(&options.output, &symbols);
+    printer::say(&summary(options, &taken, beside.as_ref().ok().and_then(Option::as_deref)));
+    match ended {
+        Ok(()) => {}
+        Err(Stopped::Vm(ClientError::Ended(process))) => {
+            printer::say(&format_args!("the VM {process} has ended"));
+        }
+        Err(Stopped::Vm(error)) => return Err(error.into()),
+        Err(Stopped::Write(error)) => return Err(error).with_context(failed),
+    }
+    beside.map(|_| ExitCode::SUCCESS)
+}
+
+/// `tally symbols`: writes the symbols of the kernel into a folder.
+pub fn symbols(options: &Symbols) -> Result<ExitCode> {
+    let symbols = find(&options.vm, "read")?.symbols()?;
+    if symbols.is_empty() {
+        bail!("no symbols of a Linux kernel were found in the guest's memory");
+    }
+    let path = options.folder.join("kallsyms");
+    let write = || {
+        fs::create_dir_all(&options.folder)?;
+        create_private(&path)?.write_all(symbols.as_bytes())
+    };
+    write().with_context(|| path.display().to_string())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn find(who: &str, what: &str) -> Result<Vm, ClientError> {
+    let vm = client::find_one(who)?;
+    if let Some(owner) = vm.other_owner() {
+        printer::say(&format_args!(
+            "process {} is a VM of user {owner}, who decides what is {what}",
+            vm.about.pid
+        ));
+    }
+    Ok(vm)
+}
+
+/// Refuses more samples than the host takes.
+fn check_rate(frequency: Option<u64>) -> Result<()> {
+    let most = fs::read_to_string(MAX_RATE).ok().and_then(|text| text.trim().parse::<u64>().ok());
+    if let (Some(frequency), Some(most)) = (frequency, most)
+        && frequency > most
+    {
+        bail!(
+            "-F {frequency}: this host takes {most} samples in a second (`sysctl kernel.perf_event_max_sample_rate`)"
+        );
+    }
+    Ok(())
+}
+
+/// Creates a file that only this user reads: addresses and names are the guest's.
+fn private_file(path: &Path) -> Result<File> {
+    create_private(path).with_context(|| path.display().to_string())
+}
+
+/// Creates such a file, or empties the one that is there, which must be this user's: a link leads to what somebody else
+/// may have chosen.
+fn create_private(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    // What exists is emptied once it is known whose it is.
+    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let file = options.open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file() || found.uid() != geteuid().as_raw() {
+        return Err(io::Error::other("it exists, and is no file of yours"));
+    }
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    file.set_len(0)?;
+    Ok(file)
+}
+
+/// Returns the first and the last address of the kernel, by its symbols.
+fn kernel_range(symbols: &str) -> Option<(u64, u64)> {
+    let address = |name: &str| {
+        let line = symbols.lines().find(|line| line.split(' ').nth(2) == Some(name))?;
+        u64::from_str_radix(line.split(' ').next()?, 16).ok()
+    };
+    let start = address("_text").or_else(|| address("_stext"))?;
+    Some((start, address("_end").filter(|end| *end > start).unwrap_or(u64::MAX)))
+}
+
+fn remarks(symbols: &str, begun: &Begun, chains: bool) -> Vec<&'static str> {
+    let mut remarks = Vec::new();
+    if symbols.is_empty() {
+        remarks.push("no symbols of a Linux kernel were found in the guest's memory");
+    }
+    if !begun.has_processes {
+        remarks.push("the guest's kernel does not say which process runs: each has the address of its page tables as its name");
+    }
+    if chains && !begun.has_kernel_chains {
+        remarks.push(
+            "the guest's kernel has no frame pointers: in it, chains begin where a program has entered it",
+        );
+    }
+    remarks
+}
+
+/// What was taken.
+#[derive(Debug, Default)]
+struct Taken {
+    samples: u64,
+    lost: u64,
+    /// Least part of the time in which a vCPU's event had a counter, in thousandths.
+    scheduled: Option<u64>,
+}
+
+/// Why no more samples come.
+enum Stopped {
+    Vm(ClientError),
+    Write(io::Error),
+}
+
+impl From<ClientError> for Stopped {
+    fn from(error: ClientError) -> Self {
+        Self::Vm(error)
+    }
+}
+
+/// Writes samples until the time is over or a signal comes, and then those that are left.
+fn fetch(vm: &mut Vm, writer: &mut Writer, time: Option<Duration>, taken: &mut Taken) -> Result<(), Stopped> {
+    let begun = Instant::now();
+    let is_over = || signals::is_end_pending() || time.is_some_and(|time| begun.elapsed() >= time);
+    while !is_over() {
+        let left = time.map_or(INTERVAL, |time| time.saturating_sub(begun.elapsed()));
+        if !fetch_some(vm, writer, taken)? {
+            thread::sleep(left.min(INTERVAL));
+        }
+    }
+    taken.scheduled = vm.stop_recording()?.into_iter().min();
+    let until = Instant::now() + LAST;
+    while fetch_some(vm, writer, taken)? && Instant::now() < until {}
+    Ok(())
+}
+
+/// Writes the samples that wait. Returns whether there are more.
+fn fetch_some(vm: &mut Vm, writer: &mut Writer, taken: &mut Taken) -> Result<bool, Stopped> {
+    let Samples { taken: mut samples, lost, more } = vm.samples()?;
+    samples.sort_by_key(|sample| sample.time);
+    writer.add(&samples, lost, !more).map_err(Stopped::Write)?;
+    taken.samples += samples.len() as u64;
+    taken.lost = taken.lost.saturating_add(lost);
+    Ok(more)
+}
+
+/// Writes the symbols beside the samples. Returns the path, if there are symbols.
+fn write_symbols_beside(output: &Path, symbols: &str) -> Result<Option<PathBuf>> {
+    if symbols.is_empty() {
+        return Ok(None);
+    }
+    let mut name = output.as_os_str().to_owned();
+    name.push(".kallsyms");
+    let path = PathBuf::from(name);
+    let written = private_file(&path)?.write_all(symbols.as_bytes());
+    // A part of them would give addresses wrong names.
+    let written = written.inspect_err(|_| drop(fs::remove_file(&path)));
+    written.with_context(|| path.display().to_string())?;
+    Ok(Some(path))
+}
+
+fn summary(options: &Record, taken: &Taken, symbols: Option<&Path>) -> String {
+    let output = options.output.display();
+    let lost = if taken.lost > 0 { format!(", {} lost", taken.lost) } else { String::new() };
+    let unscheduled = taken.scheduled.filter(|share| *share < 1000).map_or_else(String::new, |share| {
+        format!(", no counter was free for {} % of the time", (1000 - share).div_ceil(10))
+    });
+    let perf = symbols.map_or_else(String::new, |symbols| {
+        format!("; `perf report -i {output} --kallsyms {}` shows them", symbols.display())
+    });
+    format!("{output}: {} samples{lost}{unscheduled}{perf}", taken.samples)
+}

@@ -1,0 +1,102 @@
+//! Samples a VM for a client, and reads the symbols of its kernel.
+
+use std::sync::Arc;
+
+use log::info;
+use tally_machine::{GuestLinux, GuestRam, Recording, SamplingPlan, Symbols, VcpuHandles, build_id, symbols};
+use vpmu_perf::{HostPmu, Sampling};
+
+use crate::protocol::message::Answer;
+use crate::protocol::recording::{
+    Begun, MAX_PART, MAX_WORDS, RecordOptions, SampledEvent, Samples, SymbolsPart,
+};
+
+/// State that is kept for a client that records.
+#[derive(Default)]
+pub struct RecordingSession {
+    /// The symbols, once they were found.
+    symbols: Option<Symbols>,
+    /// Their text.
+    text: String,
+    recording: Option<Recording>,
+}
+
+impl RecordingSession {
+    /// Returns a part of the text of the kernel's symbols. The first part is of the kernel of now.
+    pub fn symbols(&mut self, memory: &GuestRam, from: usize) -> Answer {
+        if from == 0 {
+            let found = symbols(&memory.mapped);
+            self.text = found.as_ref().map(Symbols::text).unwrap_or_default();
+            self.symbols = found;
+        }
+        let rest = self.text.get(from..).unwrap_or_default();
+        // Whole lines.
+        let end = rest.get(..MAX_PART).and_then(|part| part.rfind('\n')).map_or(rest.len(), |last| last + 1);
+        Answer::Symbols(SymbolsPart { text: rest[..end].to_owned(), more: end < rest.len() })
+    }
+
+    /// Begins to sample the VM.
+    pub fn begin(
+        &mut self,
+        options: &RecordOptions,
+        vcpus: &Arc<VcpuHandles>,
+        cpus: u8,
+        host: Option<HostPmu>,
+        memory: &GuestRam,
+    ) -> Answer {
+        self.try_begin(options, vcpus, cpus, host, memory).unwrap_or_else(Answer::Error)
+    }
+
+    fn try_begin(
+        &mut self,
+        options: &RecordOptions,
+        vcpus: &Arc<VcpuHandles>,
+        cpus: u8,
+        host: Option<HostPmu>,
+        memory: &GuestRam,
+    ) -> Result<Answer, String> {
+        let SampledEvent { event, filter, .. } =
+            options.event.parse().map_err(|error: crate::protocol::recording::NoEvent| error.to_string())?;
+        let pmu = host.ok_or("this host has no PMU")?;
+        let (kind, config) = Sampling::encoding(pmu, event).map_err(|error| error.to_string())?;
+        if self.recording.is_some() {
+            return Err("this client records it already".to_owned());
+        }
+        if self.symbols.is_none() {
+            self.symbols = symbols(&memory.mapped);
+        }
+        let symbols = self.symbols.as_ref();
+        let kernel = symbols.zip(vcpus.address_space());
+        let linux =
+            kernel.and_then(|(symbols, space)| GuestLinux::find(symbols, space, &memory.mapped, cpus));
+        let linux = linux.map(Arc::new);
+        let plan =
+            SamplingPlan { pmu, event, filter, rate: options.rate.of_perf(), has_chains: options.chains };
+        let recording = vcpus.record(plan, linux.as_ref()).map_err(|error| error.to_string())?;
+        self.recording = Some(recording);
+        info!("the machine is sampled from outside: {}", options.event);
+        Ok(Answer::Recording(Begun {
+            kind,
+            config,
+            has_processes: linux.is_some(),
+            has_kernel_chains: options.chains && linux.is_some_and(|linux| linux.has_frames),
+            build_id: kernel.and_then(|(symbols, space)| build_id(symbols, space, &memory.mapped)),
+        }))
+    }
+
+    /// Returns the samples since the last ones.
+    pub fn samples(&self) -> Answer {
+        let Some(recording) = &self.recording else { return none() };
+        let (samples, lost, more) = recording.take(MAX_WORDS);
+        Answer::Samples(Samples { taken: samples, lost, more })
+    }
+
+    /// Ends the recording.
+    pub fn stop(&self) -> Answer {
+        self.recording.as_ref().map_or_else(none, |recording| Answer::Recorded(recording.stop()))
+    }
+}
+
+fn none() -> Answer {
+    Answer::Error("this client does not record it".to_owned())
+}
