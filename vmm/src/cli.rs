@@ -28,7 +28,7 @@ use crate::protocol::ending::FAILURE;
 use crate::protocol::record::LEAST_SIZE;
 use crate::sandbox;
 
-pub use self::operator::{ChangePolicy, CounterName, List, Log, Snapshot, Stat};
+pub use self::operator::{ChangePolicy, CounterName, List, Log, Record, Snapshot, Stat, Symbols};
 
 /// A KVM virtual machine monitor for measuring software
 #[derive(Debug, Parser)]
@@ -56,6 +56,11 @@ pub enum Command {
     List(List),
     /// Show the counters and exits of running VMs
     Stat(Stat),
+    /// Sample a running VM from outside, for perf report
+    Record(Record),
+    /// Write the symbols of a running VM's kernel
+    #[command(hide = true)]
+    Symbols(Symbols),
     /// Save a running VM in a folder, for `tally run --restore`
     Snapshot(Snapshot),
     /// Change or print what a running VM's guest may count
@@ -99,6 +104,7 @@ Examples:
     },
     /// Print a script that completes commands and options in a shell
     #[command(
+        hide = true,
         after_help = "Example:\n  tally completions bash >~/.local/share/bash-completion/completions/tally"
     )]
     Completions {
@@ -115,13 +121,16 @@ Examples:
 }
 
 /// Options that a restored guest was started with, or that are for its start.
-const SAVED_WITH_A_GUEST: [&str; 15] = [
+const SAVED_WITH_A_GUEST: [&str; 18] = [
     "kernel",
     "initrd",
     "append",
     "cpus",
     "memory",
     "share",
+    "root",
+    "root_mounts",
+    "env",
     "net",
     "publish",
     "pmu",
@@ -137,15 +146,12 @@ const SAVED_WITH_A_GUEST: [&str; 15] = [
 #[derive(Debug, Clone, Args)]
 #[command(after_help = format!("\
 What guests see with --pmu:{pmus}
---kernel and --initrd default to the default guest's. With COMMAND, the guest
-runs it, and its output and exit status become Tally's. Without COMMAND, the
-terminal is the guest's console; Ctrl-A X ends the VM. If Tally itself fails,
-the exit status is 125. RUST_LOG=tally::pmu=trace,... sets log levels by target.
+The command's output and exit status become Tally's; 125 is Tally's own failure.
+Without COMMAND and --root, this terminal is the guest's console; Ctrl-A X ends
+the VM. RUST_LOG=tally::pmu=trace,... sets log levels by target.
 
 Examples:
-  tally run -- perf stat true
-  tally run --kernel vmlinux --append 'single' --cpus 4 --memory 2G
-  tally run --pmu-policy policy.toml -- perf record true", pmus = help::PMUS))]
+  tally run --root / -- perf record -g ./prog", pmus = help::PMUS))]
 pub struct Run {
     /// The guest's kernel.
     #[arg(long, value_name = "PATH", help = help::KERNEL)]
@@ -165,6 +171,15 @@ pub struct Run {
     /// A host folder, at the same path; `:rw` to write
     #[arg(long, value_name = "DIR[:ro|rw]", value_parser = given(Access::ReadOnly))]
     pub share: Vec<HostPath>,
+    /// A host folder as the root, read-only; `/` is usual
+    #[arg(long, value_name = "DIR", conflicts_with = "initrd")]
+    pub root: Option<PathBuf>,
+    /// What is mounted in the root, too
+    #[arg(long, requires = "root")]
+    pub root_mounts: bool,
+    /// A variable for COMMAND; without =VALUE, yours
+    #[arg(long, value_name = "NAME[=VALUE]", value_parser = variable())]
+    pub env: Vec<Variable>,
     /// A raw image: /dev/vda and on, writable unless :ro
     #[arg(long, value_name = "FILE[:ro]", value_parser = given(Access::ReadWrite))]
     pub disk: Vec<HostPath>,
@@ -230,6 +245,24 @@ pub struct HostPath {
     pub path: PathBuf,
     /// What the guest may do with it.
     pub access: Access,
+}
+
+/// A variable of the command's environment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Variable {
+    pub name: OsString,
+    /// None if it is the caller's.
+    pub value: Option<OsString>,
+}
+
+/// Reads a variable.
+fn variable() -> impl TypedValueParser<Value = Variable> {
+    OsStringValueParser::new().try_map(|text| {
+        let mut parts =
+            text.as_bytes().splitn(2, |byte| *byte == b'=').map(|part| OsStr::from_bytes(part).to_owned());
+        let name = parts.next().filter(|name| !name.is_empty()).ok_or("a variable needs a name")?;
+        Ok::<_, &'static str>(Variable { name, value: parts.next() })
+    })
 }
 
 /// Reads a path that may end in `:ro` or `:rw`.
@@ -329,6 +362,9 @@ pub struct Check {
     /// Number of counters that they see [default: all that the host has free]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub counters: Option<u32>,
+    /// Print JSON, when everything is done
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Answers a command line that is not carried out: prints help or the version if that was asked for, or else one line

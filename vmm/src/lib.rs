@@ -26,7 +26,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 
 use cli::{Cli, Command};
-use commands::{change, check, doctor, manual, snapshot, stat};
+use commands::{change, check, doctor, manual, record, snapshot, stat};
 use host::{lab, printer, terminal};
 use protocol::ending::FAILURE;
 use run::clients::control;
@@ -50,10 +50,15 @@ pub fn main() -> ExitCode {
         Command::Log(options) => commands::log::log(options),
         Command::List(options) => stat::list(options),
         Command::Stat(options) => stat::stat(options),
+        Command::Record(options) => record::record(options),
+        Command::Symbols(options) => record::symbols(options),
         Command::Snapshot(options) => snapshot::snapshot(options),
         Command::Policy(options) => change::change_policy(options),
         Command::Doctor(options) => doctor::doctor(options),
-        Command::Check(options) => check::check(options.pmu, options.counters),
+        Command::Check(options) => {
+            let format = if options.json { check::Format::Json } else { check::Format::Text };
+            check::check(options.pmu, options.counters, format)
+        }
         Command::Lab { arguments } => lab::run(&[], arguments),
         Command::Bench { arguments } => lab::run(&["bench"], arguments),
         Command::Completions { shell } => manual::completions(*shell),

@@ -100,16 +100,16 @@ pub fn begin(mode: Mode) -> Result<(), SandboxError> {
 }
 
 /// Limits the number of the C library's heaps. When many threads have one each, it would look for the number of CPUs in
-/// a file.
+/// a file. Nor are heaps to shrink, before which it would look in another file; large blocks are in none of them.
 fn limit_arenas() {
     /// The number from which on it would.
     #[cfg(target_env = "gnu")]
     const MAX: libc::c_int = 8;
     #[cfg(target_env = "gnu")]
-    // SAFETY: takes numbers. Threads that start later share heaps.
-    unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, MAX)
-    };
+    for (setting, value) in [(libc::M_ARENA_MAX, MAX), (libc::M_TRIM_THRESHOLD, libc::c_int::MAX)] {
+        // SAFETY: takes numbers. Threads that start later share heaps.
+        unsafe { libc::mallopt(setting, value) };
+    }
 }
 
 /// What a kind of thread needs, prepared for threads of this kind.

@@ -4,8 +4,8 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::iter;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
 
 use clap::Parser;
 use devices::virtio::{Console, Transport};
@@ -18,11 +18,13 @@ use crate::cli::{Cli, Command};
 use crate::commands::client::{self, ClientError};
 use crate::commands::log::{self, Part};
 use crate::commands::stat;
-use crate::protocol::ending::{Ending, Reporter};
+use crate::protocol::ending::{Endings, Reporter};
 use crate::protocol::message::{self, Answer, Request};
 use crate::protocol::status::Summary;
+use crate::run::event_loop::Next;
 use crate::run::start::snapshot::GuestState;
-use crate::run::streams::agent::{self, AgentState, Directive, Input, NextStep, OnClose, Sink, Streams};
+use crate::run::streams::agent::{self, AgentState, Directive, OnClose, Sink, Streams};
+use crate::run::streams::input::Input;
 
 /// Returns what `tally list`, `tally stat` and `tally policy` print or serve for the answers of a VM, one after the
 /// other, up to its first error. `None` if the VM said nothing.
@@ -81,7 +83,7 @@ pub fn saved_guest(state: &[u8]) -> Option<MachineState> {
 pub struct Agent {
     host: agent::Agent,
     handle: Option<agent::Handle>,
-    endings: Receiver<Ending>,
+    endings: Endings,
 }
 
 impl Agent {
@@ -128,8 +130,7 @@ impl Agent {
                 (protocol::STDERR as usize, Sink::new(errors, OnClose::Discard)),
             ],
         };
-        let (sender, endings) = channel();
-        let reporter = Reporter::new(sender, EventFd::new(libc::EFD_NONBLOCK)?);
+        let (reporter, endings) = Reporter::new()?;
         let (host, handle) = agent::Agent::new(
             Arc::clone(&transport),
             console,
@@ -145,7 +146,7 @@ impl Agent {
     pub fn turn(&mut self) -> bool {
         let is_ending = self.host.directive() != Directive::Work;
         self.host.read_input();
-        self.host.work() != NextStep::End && !is_ending
+        self.host.work() != Next::End(()) && !is_ending
     }
 
     /// Passes on a signal. Returns false if it ends the machine.
@@ -172,6 +173,6 @@ impl Agent {
 
     /// Returns the endings that were reported, as text.
     pub fn endings(&self) -> impl Iterator<Item = String> {
-        self.endings.try_iter().map(|ending| ending.to_string())
+        iter::from_fn(|| self.endings.next()).map(|ending| ending.to_string())
     }
 }

@@ -5,10 +5,12 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use vpmu::policy::Setting;
 
 use crate::cli::address::Address;
 use crate::cli::policy;
+use crate::protocol::recording::SampledEvent;
 
 /// The options of `tally list`.
 #[derive(Debug, Args)]
@@ -59,9 +61,9 @@ Keys, the same as in the TOML file (without changes, the policy is printed):
   tier=architectural|standard|enhanced    allow=EVENT,r00c0/00ff,...
   min-period=COUNTS    max-interrupts-per-second=N|none    spare-counters=N
   freeze=guest|hybrid|host    on-starvation=report|scale|stop    ebb=true|false
+  record=true|false
 
 Examples:
-  tally policy --print tenant >mine.toml
   tally policy 1234 allow=cycles,instructions min-period=10000
   tally policy web --disable 0:3")]
 pub struct ChangePolicy {
@@ -109,6 +111,60 @@ pub struct Snapshot {
     pub stop: bool,
 }
 
+/// The options of `tally record`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Ends after --duration, at Ctrl-C, or with the VM. The kernel's symbols are
+written beside the samples: perf report --kallsyms perf.data.kallsyms. Only
+these: tally symbols.
+
+Examples:
+  tally record web --duration 10
+  tally record 1234 -e instructions:u -c 1000003 -o web.data")]
+pub struct Record {
+    /// A running VM: its process or its name
+    #[arg(value_name = "PID|NAME")]
+    pub vm: String,
+    /// Samples in a second of each vCPU [default: 999]
+    #[arg(short = 'F', long = "freq", value_name = "HZ", conflicts_with = "count", value_parser = clap::value_parser!(u64).range(1..))]
+    pub frequency: Option<u64>,
+    /// Counts between two samples
+    #[arg(short, long, value_name = "PERIOD", value_parser = clap::value_parser!(u64).range(MIN_PERIOD..))]
+    pub count: Option<u64>,
+    /// Event, as for perf, with :u or :k for a level
+    #[arg(short, long, default_value = "cycles", hide_default_value = true)]
+    pub event: SampledEvent,
+    /// Callers: fp (frame pointers) or no
+    #[arg(long, value_name = "HOW", default_value = "no", value_parser = PossibleValuesParser::new(["fp", "no"]), hide_possible_values = true, hide_default_value = true)]
+    pub call_graph: String,
+    /// End after this time
+    #[arg(long, value_name = "SECONDS", value_parser = duration)]
+    pub duration: Option<Duration>,
+    /// Where the samples are written, for perf
+    #[arg(short, long, value_name = "FILE", default_value = "perf.data")]
+    pub output: PathBuf,
+}
+
+/// Least number of counts between two samples: with fewer, a guest would do little else.
+const MIN_PERIOD: u64 = 1000;
+
+/// The options of `tally symbols`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Writes DIR/kallsyms: the symbols that the guest's Linux has of itself in its
+memory, for `perf kvm --guestkallsyms`. Modules are not among them.
+
+Example:
+  tally symbols web web.symbols")]
+pub struct Symbols {
+    /// A running VM: its process or its name
+    #[arg(value_name = "PID|NAME")]
+    pub vm: String,
+    /// The folder, which is created if need be
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+}
+
 /// The options of `tally log`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -150,6 +206,11 @@ impl FromStr for CounterName {
         });
         name.ok_or("the numbers of a vCPU and of a counter are wanted, as in 0:3")
     }
+}
+
+fn duration(text: &str) -> Result<Duration, &'static str> {
+    let seconds = text.parse().ok().filter(|seconds| (0.01..=1e6).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or("0.01 to 1000000 seconds are possible")
 }
 
 fn interval(text: &str) -> Result<Duration, &'static str> {

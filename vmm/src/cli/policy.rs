@@ -72,10 +72,12 @@ const TIER: &str = "tier";
 const ALLOW: &str = "allow";
 /// Name of the key that has an effect only when a guest starts.
 pub const SPARE_COUNTERS: &str = "spare-counters";
+/// Description of a value that is true or false.
+const TRUTH: &str = "`true` or `false`";
 /// The word for no limit.
 const NONE: &str = "none";
 
-const KEYS: [Key; 8] = [
+const KEYS: [Key; 9] = [
     Key {
         name: TIER,
         value: "`architectural`, `standard` or `enhanced`",
@@ -160,12 +162,15 @@ const KEYS: [Key; 8] = [
     },
     Key {
         name: "ebb",
-        value: "`true` or `false`",
-        read: |key, value| match value {
-            Value::Truth(available) => Ok(Setting::Ebb(available)),
-            value => Ok(Setting::Ebb(key.one_of(&["false", "true"], value)? == 1)),
-        },
+        value: TRUTH,
+        read: |key, value| Ok(Setting::Ebb(key.truth(value)?)),
         write: |policy| Some(policy.ebb.to_string()),
+    },
+    Key {
+        name: "record",
+        value: TRUTH,
+        read: |key, value| Ok(Setting::Record(key.truth(value)?)),
+        write: |policy| Some(policy.record.to_string()),
     },
 ];
 
@@ -192,6 +197,14 @@ impl Key {
         let [word] = given.try_into().map_err(|_| self.wrong())?;
         let index = words.iter().position(|known| *known == word);
         index.ok_or(Mistake::Word { key: self.name, word, words })
+    }
+
+    /// Returns a value that must be true or false.
+    fn truth(&self, value: Value) -> Result<bool, Mistake> {
+        match value {
+            Value::Truth(truth) => Ok(truth),
+            value => Ok(self.one_of(&["false", "true"], value)? == 1),
+        }
     }
 
     fn wrong(&self) -> Mistake {

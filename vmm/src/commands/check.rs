@@ -3,6 +3,15 @@
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
+/// How the report is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// Line by line, as it comes about.
+    Text,
+    /// When everything is done.
+    Json,
+}
+
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::check;
 
@@ -11,6 +20,7 @@ pub use x86_64::check;
 pub fn check(
     _pmu: tally_machine::pmu::Choice,
     _counters: Option<u32>,
+    _format: Format,
 ) -> anyhow::Result<std::process::ExitCode> {
     anyhow::bail!("`tally check` has no programs for RISC-V hosts")
 }

@@ -15,12 +15,17 @@ use crate::commands::client::limits::Exceeded;
 use crate::protocol::deadline::Deadlined;
 use crate::protocol::message::{self, Answer, Request};
 use crate::protocol::printable::short;
+use crate::protocol::recording::{Begun, RecordOptions, Samples};
 use crate::protocol::socket_dir::{Connection, SocketDir, user};
 use crate::protocol::status::{Report, Summary, VmStatus};
 use crate::protocol::stream;
 
 /// Timeout for an answer. A VM that exceeds it is stopped, or its host is overloaded.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for an answer for which the guest's memory is searched.
+const SYMBOLS_TIMEOUT: Duration = Duration::from_mins(1);
+/// Maximum size of a kernel's symbols.
+const MAX_SYMBOLS: usize = 128 << 20;
 /// Timeout for the search and the greetings of all VMs together: a command that lists VMs waits for the slowest.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum number of this user's VMs.
@@ -338,6 +343,50 @@ impl Vm {
     pub fn change(&mut self, change: Change) -> Result<Policy, ClientError> {
         match self.ask(&Request::Policy(change))? {
             Answer::Policy(policy) => Ok(policy),
+            _ => Err(unexpected(self.about.pid)),
+        }
+    }
+
+    /// Returns the symbols of the guest's kernel, as `/proc/kallsyms` has them. The text is empty if none were found.
+    pub fn symbols(&mut self) -> Result<String, ClientError> {
+        let (mut text, mut asked) = (String::new(), 0);
+        let until = Instant::now() + SYMBOLS_TIMEOUT;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let Answer::Symbols(part) = self.ask_within(left, &Request::Symbols(asked))? else {
+                return Err(unexpected(self.about.pid));
+            };
+            if part.more && part.text.is_empty() {
+                return Err(unexpected(self.about.pid));
+            }
+            asked += part.text.len();
+            text += &part.text;
+            if !part.more || asked > MAX_SYMBOLS {
+                return Ok(text);
+            }
+        }
+    }
+
+    /// Begins to sample the VM.
+    pub fn record(&mut self, options: RecordOptions) -> Result<Begun, ClientError> {
+        match self.ask_within(SYMBOLS_TIMEOUT, &Request::Record(options))? {
+            Answer::Recording(begun) => Ok(begun),
+            _ => Err(unexpected(self.about.pid)),
+        }
+    }
+
+    /// Returns the samples since the last ones.
+    pub fn samples(&mut self) -> Result<Samples, ClientError> {
+        match self.ask(&Request::Samples)? {
+            Answer::Samples(samples) => Ok(samples),
+            _ => Err(unexpected(self.about.pid)),
+        }
+    }
+
+    /// Ends a recording. Returns for each vCPU in which part of the time there was a counter, in thousandths.
+    pub fn stop_recording(&mut self) -> Result<Vec<u64>, ClientError> {
+        match self.ask(&Request::StopRecording)? {
+            Answer::Recorded(shares) => Ok(shares),
             _ => Err(unexpected(self.about.pid)),
         }
     }

@@ -8,5 +8,6 @@ pub mod doctor;
 pub mod log;
 pub mod manual;
 pub mod metrics_of_all;
+pub mod record;
 pub mod snapshot;
 pub mod stat;

@@ -54,7 +54,13 @@ pub fn shown(about: &Summary, answer: &Answer) -> String {
         Answer::Status(status) => (text::lines(status), text::json(status)),
         Answer::Policy(policy) => return policy::toml(policy),
         Answer::Report(report) => return metrics_of_all::shown(about, report.clone()),
-        Answer::Done | Answer::Snapshot(_) | Answer::Error(_) => return String::new(),
+        Answer::Done
+        | Answer::Snapshot(_)
+        | Answer::Recording(_)
+        | Answer::Samples(_)
+        | Answer::Recorded(_)
+        | Answer::Symbols(_)
+        | Answer::Error(_) => return String::new(),
     };
     lines.extend(json);
     lines.join("\n")

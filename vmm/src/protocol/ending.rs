@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::io;
-use std::sync::mpsc::Sender;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use devices::End;
 use tally_machine::VcpuError;
@@ -56,17 +58,25 @@ impl fmt::Display for Ending {
     }
 }
 
-/// Channel by which other threads report the machine's end to the loop.
-#[derive(Debug)]
+/// Channel by which threads report the machine's end to the event loop. Clones share it.
+#[derive(Debug, Clone)]
 pub struct Reporter {
     endings: Sender<Ending>,
-    wake: EventFd,
+    wake: Arc<EventFd>,
+}
+
+/// The other end of the channel. As a file, it is readable when an ending was reported.
+#[derive(Debug)]
+pub struct Endings {
+    endings: Receiver<Ending>,
+    wake: Arc<EventFd>,
 }
 
 impl Reporter {
-    /// Creates a reporter to the receiver of `endings`, which `wake` wakes.
-    pub fn new(endings: Sender<Ending>, wake: EventFd) -> Self {
-        Self { endings, wake }
+    /// Creates both ends.
+    pub fn new() -> io::Result<(Self, Endings)> {
+        let ((sender, endings), wake) = (channel(), Arc::new(EventFd::new(libc::EFD_NONBLOCK)?));
+        Ok((Self { endings: sender, wake: Arc::clone(&wake) }, Endings { endings, wake }))
     }
 
     /// Reports an ending. Only the first counts.
@@ -74,5 +84,20 @@ impl Reporter {
         // The loop is gone only after an ending was reported.
         let _ = self.endings.send(ending);
         let _ = self.wake.write(1);
+    }
+}
+
+impl Endings {
+    /// Returns the next ending, if one was reported.
+    pub fn next(&self) -> Option<Ending> {
+        // Non-blocking: an error means that it was read already.
+        let _ = self.wake.read();
+        self.endings.try_recv().ok()
+    }
+}
+
+impl AsRawFd for Endings {
+    fn as_raw_fd(&self) -> RawFd {
+        self.wake.as_raw_fd()
     }
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use vpmu::Switch;
 use vpmu::policy::{Change, Policy};
 
+use crate::protocol::recording::{Begun, RecordOptions, Samples, SymbolsPart};
 use crate::protocol::status::{Report, Summary, VmStatus};
 
 /// Request to a VM.
@@ -36,6 +37,14 @@ pub enum Request {
     },
     /// End, after a snapshot was sent.
     End,
+    /// Begin to sample the VM, until the client disconnects.
+    Record(RecordOptions),
+    /// Return the samples since the last such request.
+    Samples,
+    /// End that. The samples that are left can still be requested.
+    StopRecording,
+    /// Return the symbols of the guest's kernel from this offset on in their text.
+    Symbols(usize),
 }
 
 /// A counter to disable or enable.
@@ -61,6 +70,12 @@ pub enum Answer {
     Policy(Policy),
     /// A state of this many bytes follows, and then the memory.
     Snapshot(u64),
+    /// The VM is sampled.
+    Recording(Begun),
+    Samples(Samples),
+    /// The VM is not sampled any more. For each vCPU, in which part of the time there was a counter, in thousandths.
+    Recorded(Vec<u64>),
+    Symbols(SymbolsPart),
     /// The request was carried out.
     Done,
     /// The request was not carried out, for this reason.

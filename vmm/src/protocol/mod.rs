@@ -7,6 +7,7 @@ pub mod exposition;
 pub mod message;
 pub mod printable;
 pub mod record;
+pub mod recording;
 pub mod socket_dir;
 pub mod status;
 pub mod stream;

@@ -78,6 +78,11 @@ impl SocketDir {
         Self::first_of(&candidates(user(), runtime_folder(user()).as_deref()))
     }
 
+    /// Returns the directory's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Opens the first of these directories that can be used. The error is that of a directory that somebody could have
     /// prevented from being used, or else that of the first one, the best.
     fn first_of(candidates: &[PathBuf]) -> Result<Self, SocketDirError> {

@@ -29,10 +29,13 @@ use crate::run::event_log::{EventLog, VcpuLog};
 use crate::run::event_loop::EventLoop;
 use crate::run::flamegraph::FlameGraph;
 use crate::run::signal_thread::Signals;
+use crate::run::signals::SignalHandler;
 use crate::run::start::source::GuestPhase;
 use crate::run::start::template::{self, TemplateDestination};
 use crate::run::streams::agent::PauseRequests;
+use crate::run::streams::choose;
 use crate::run::streams::console::{FlushTimer, Output};
+use crate::run::streams::console_input::ConsoleInput;
 use crate::run::talk::AgentStart;
 use crate::sandbox::{self, Confinement};
 
@@ -69,7 +72,8 @@ pub struct AgentLink {
 pub struct Surroundings {
     pub client_sockets: ClientSockets,
     pub signals: Signals,
-    pub events: EventLoop,
+    pub events: EventLoop<Ending>,
+    pub reporter: Reporter,
     /// The console's output.
     pub output: Output,
 }
@@ -78,19 +82,20 @@ impl<'a> Assembled<'a> {
     /// Connects to the agent or to the input from the terminal, and then starts the devices and the vCPUs.
     pub fn start(self) -> Result<Started<'a>> {
         let Self { options, log, offer, machine, device_threads, agent, mut graph, surroundings } = self;
-        let Surroundings { client_sockets, signals, mut events, output } = surroundings;
+        let Surroundings { client_sockets, signals, mut events, reporter, output } = surroundings;
         let (mut handle, mut thread, mut raw) = (None, None, None);
         if let Some((link, transport)) = agent.zip(machine.external_transport) {
             let AgentLink { console, pause_requests, phase, setup, template } = link;
             let save =
                 template.map(|(destination, saver)| template::save_into(destination, saver)).transpose()?;
             let agent = AgentStart { command: &options.command, setup, graph: graph.as_mut(), phase, save };
-            let started = agent.start(console, transport, pause_requests, events.reporter()?)?;
+            let started = agent.start(console, transport, pause_requests, reporter.clone())?;
             (handle, thread, raw) = (Some(started.handle), Some(started.thread), started.raw);
         }
-        events.add_signals(signals, handle);
+        events.add(SignalHandler::new(signals, handle));
         if options.command.is_empty() {
-            events.add_input(machine.console, machine.console_room);
+            let input = choose::for_console().context("cannot prepare the console's input")?;
+            events.add(ConsoleInput::new(input, machine.console, machine.console_room));
             raw = Raw::enter().context("cannot make the terminal raw")?;
         }
         let Offer { pmu, remarks } = offer;
@@ -116,7 +121,7 @@ impl<'a> Assembled<'a> {
                 gate.arrive();
                 gate.wait();
             };
-            run(vcpu, journal, events.reporter()?, confine)?;
+            run(vcpu, journal, reporter.clone(), confine)?;
         }
         let mut reach = client_sockets.reach();
         if let Some(graph) = &graph {
@@ -191,6 +196,7 @@ impl ClientServices<'_> {
             host: running::host_pmu(pmu),
             policy: Mutex::new(policy),
             log: log.cloned(),
+            memory: machine.vcpus[0].memory(),
             snapshots,
         };
         let socket = match metrics {

@@ -4,6 +4,7 @@ pub mod control;
 pub mod hardware;
 pub mod measurement;
 pub mod metrics;
+pub mod recordings;
 pub mod running;
 pub mod serve;
 pub mod snapshots;

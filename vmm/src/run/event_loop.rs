@@ -1,287 +1,197 @@
-//! The event loop on the main thread: the user's input, signals, the console's flush timer, and the ends of vCPUs.
+//! The event loop of a thread: waits until a file is ready, and lets those go on that wait for one.
+//!
+//! Two threads of a run have one. The main thread's has signals, the console, and the machine's end; the agent's has
+//! the streams of the guest's command. One thread cannot do both:
+//! - The agent's thread reads what a guest says, and may open, remove and signal nothing. The main thread may, for the
+//!   run's end.
+//! - The agent's thread stands still while the machine is saved, and writes the rest of the command's output when the
+//!   main thread's loop has ended. Signals and the keys that end the machine wait for neither.
 
-use std::collections::VecDeque;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender};
+use std::time::Duration;
 
-use devices::Serial;
-use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
-use rustix::io::Errno;
-use rustix::stdio::stdin;
-use vmm_sys_util::eventfd::EventFd;
+use crate::protocol::ending::{Ending, Endings};
 
-use crate::host::signals;
-use crate::host::terminal::{self, Escape, TYPE_AHEAD};
-use crate::protocol::ending::{Ending, Reporter};
-use crate::run::signal_thread::Signals;
-use crate::run::streams::agent::Handle;
-use crate::run::streams::console::{FlushTimer, Output};
+/// What waits for files.
+pub trait Subscriber {
+    /// What ends the loop.
+    type End;
 
-type Subscriber = Box<dyn MutEventSubscriber>;
+    /// Returns the files that this waits for now, made by [`input_of`] and [`room_in`].
+    fn files(&self) -> Vec<libc::pollfd>;
 
-/// The event loop. All that it waits for is added before it runs.
-pub struct EventLoop {
-    manager: EventManager<Subscriber>,
-    endings: Receiver<Ending>,
-    sender: Sender<Ending>,
+    /// Does all that is possible without waiting. It is called at the beginning, when no file is known to be ready, and
+    /// after each wait.
+    fn process(&mut self, ready: &Ready) -> Next<Self::End>;
 }
 
-/// The loop cannot be built or run.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot {what}: {source}")]
-pub struct LoopError {
-    what: &'static str,
-    source: io::Error,
-}
-
-fn failed<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> LoopError {
-    move |source| LoopError { what, source: source.into() }
-}
-
-fn manager_failed(what: &'static str) -> impl Fn(event_manager::Error) -> LoopError {
-    move |source| LoopError { what, source: io::Error::other(source) }
-}
-
-impl EventLoop {
-    /// Creates a loop that waits for nothing yet.
-    pub fn new() -> Result<Self, LoopError> {
-        let (sender, endings) = std::sync::mpsc::channel();
-        let manager = EventManager::new().map_err(manager_failed("make the event loop"))?;
-        Ok(Self { manager, endings, sender })
-    }
-
-    fn add(&mut self, subscriber: impl MutEventSubscriber + 'static) {
-        self.manager.add_subscriber(Box::new(subscriber));
-    }
-
-    /// Returns a reporter for another thread.
-    pub fn reporter(&mut self) -> Result<Reporter, LoopError> {
-        let wake = EventFd::new(libc::EFD_NONBLOCK).map_err(failed("make an eventfd"))?;
-        self.add(Wake(wake.try_clone().map_err(failed("copy an eventfd"))?));
-        Ok(Reporter::new(self.sender.clone(), wake))
-    }
-
-    /// Adds signals: one that arrives ends the loop, unless the agent passes it on to the command.
-    pub fn add_signals(&mut self, signals: Signals, agent: Option<Handle>) {
-        let endings = self.sender.clone();
-        self.add(SignalArrives { signals, endings, agent });
-    }
-
-    /// Adds the console's output: it is flushed when its timer expires.
-    pub fn add_output(&mut self, timer: Arc<FlushTimer>, output: Output) {
-        self.add(FlushDue { timer, output });
-    }
-
-    /// Adds standard input, which goes to a serial port. `room` is signalled when the port has room again.
-    pub fn add_input(&mut self, serial: Serial, room: EventFd) {
-        let endings = self.sender.clone();
-        let escape = io::stdin().is_terminal().then(Escape::default);
-        let waiting = VecDeque::new();
-        let input = Input { serial, room, endings, escape, waiting, stdin: Stdin::Watched };
-        self.add(input);
-    }
-
-    /// Runs until an ending is reported.
-    pub fn run(&mut self) -> Result<Ending, LoopError> {
-        loop {
-            if let Ok(ending) = self.endings.try_recv() {
-                return Ok(ending);
-            }
-            self.manager.run().map_err(manager_failed("wait for events"))?;
-        }
-    }
-}
-
-fn watch(ops: &mut EventOps, fd: RawFd) -> bool {
-    ops.add(Events::new_raw(fd, EventSet::IN)).is_ok()
-}
-
-/// Wakes the loop to look at the endings.
-struct Wake(EventFd);
-
-impl MutEventSubscriber for Wake {
-    fn process(&mut self, _events: Events, _ops: &mut EventOps) {
-        // Non-blocking: an error means that it was read already.
-        let _ = self.0.read();
-    }
-
-    fn init(&mut self, ops: &mut EventOps) {
-        watch(ops, self.0.as_raw_fd());
-    }
-}
-
-struct SignalArrives {
-    signals: Signals,
-    endings: Sender<Ending>,
-    agent: Option<Handle>,
-}
-
-impl SignalArrives {
-    /// Passes the terminal's size on to the guest. A process in the background is not told when it changes.
-    fn resize(&self) {
-        if let (Some(agent), Some(size)) = (&self.agent, terminal::size()) {
-            agent.resize(size);
-        }
-    }
-
-    fn arrived(&self, signal: i32) {
-        let taken = match (signal, &self.agent) {
-            (libc::SIGWINCH, _) => {
-                self.resize();
-                true
-            }
-            (libc::SIGTSTP, _) => {
-                terminal::stop();
-                self.resize();
-                true
-            }
-            (libc::SIGCONT, _) => {
-                terminal::resume();
-                self.resize();
-                true
-            }
-            (_, Some(agent)) if signals::FOR_THE_COMMAND.contains(&signal) => agent.signal(signal),
-            _ => false,
-        };
-        if !taken {
-            // The receiver lives as long as the loop that calls this.
-            let _ = self.endings.send(Ending::Signal(signal));
-        }
-    }
-}
-
-impl MutEventSubscriber for SignalArrives {
-    fn process(&mut self, _events: Events, _ops: &mut EventOps) {
-        if let Some(signal) = self.signals.next() {
-            self.arrived(signal);
-        }
-    }
-
-    fn init(&mut self, ops: &mut EventOps) {
-        watch(ops, self.signals.as_raw_fd());
-    }
-}
-
-struct FlushDue {
-    timer: Arc<FlushTimer>,
-    output: Output,
-}
-
-impl MutEventSubscriber for FlushDue {
-    fn process(&mut self, _events: Events, _ops: &mut EventOps) {
-        self.timer.acknowledge();
-        if !self.output.try_flush() {
-            self.timer.arm();
-        }
-    }
-
-    fn init(&mut self, ops: &mut EventOps) {
-        watch(ops, self.timer.as_raw_fd());
-    }
-}
-
-/// State of standard input.
+/// What a subscriber wants the loop to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stdin {
-    /// The loop waits for it.
-    Watched,
-    /// The guest has not taken all input: no more is read.
-    WaitsForRoom,
-    /// A regular file, which is always ready and cannot be waited for.
-    File,
-    /// Standard input has ended.
-    Ended,
+pub enum Next<End> {
+    /// Wait for its files.
+    Wait,
+    /// Wait for its files, at most for this time.
+    WaitAtMost(Duration),
+    /// Go on: it has stopped only to let others have their turn.
+    Continue,
+    /// End.
+    End(End),
 }
 
-struct Input {
-    serial: Serial,
-    room: EventFd,
-    endings: Sender<Ending>,
-    /// Finds Ctrl-A X in what a person types; none if standard input is no terminal.
-    escape: Option<Escape>,
-    waiting: VecDeque<u8>,
-    stdin: Stdin,
+/// The files that are ready.
+#[derive(Debug, Default)]
+pub struct Ready(Vec<RawFd>);
+
+impl Ready {
+    /// Returns true if this file is ready, or if it has failed.
+    pub fn has(&self, file: &impl AsRawFd) -> bool {
+        self.0.contains(&file.as_raw_fd())
+    }
 }
 
-impl Input {
-    fn read(&mut self, ops: &mut EventOps) {
-        let mut typed = [0; 64];
-        match rustix::io::read(stdin(), &mut typed) {
-            Ok(0) => self.end(ops),
-            Ok(count) => {
-                let typed = &typed[..count];
-                let Some(escape) = &mut self.escape else {
-                    self.waiting.extend(typed);
-                    return;
-                };
-                if escape.feed(typed, &mut self.waiting) {
-                    // The receiver lives as long as the loop that calls this.
-                    let _ = self.endings.send(Ending::Quit);
-                }
-                self.waiting.truncate(TYPE_AHEAD);
-            }
-            Err(Errno::INTR | Errno::AGAIN) => {}
-            // The terminal is gone, which also sends a signal.
-            Err(_) => self.end(ops),
-        }
+/// Waits for input of this file.
+pub fn input_of(file: &impl AsRawFd) -> libc::pollfd {
+    libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 }
+}
+
+/// Waits for room in this file.
+pub fn room_in(file: &impl AsRawFd) -> libc::pollfd {
+    libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLOUT, revents: 0 }
+}
+
+/// An event loop.
+pub struct EventLoop<End>(Vec<Box<dyn Subscriber<End = End>>>);
+
+impl<End> Default for EventLoop<End> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<End> EventLoop<End> {
+    /// Adds a subscriber, after those that are there. It lives as long as the loop.
+    pub fn add(&mut self, subscriber: impl Subscriber<End = End> + 'static) {
+        self.0.push(Box::new(subscriber));
     }
 
-    fn end(&mut self, ops: &mut EventOps) {
-        self.unwatch(ops);
-        self.stdin = Stdin::Ended;
-    }
-
-    fn unwatch(&mut self, ops: &mut EventOps) {
-        if self.stdin == Stdin::Watched {
-            // This cannot fail: the descriptor was added.
-            let _ = ops.remove(Events::empty_raw(libc::STDIN_FILENO));
-        }
-    }
-
-    /// Gives the waiting input to the port. Unless a person types, more is read only when the port has taken all of it.
-    fn pump(&mut self, ops: &mut EventOps) {
+    /// Runs until a subscriber ends it. Those after it are not asked any more.
+    pub fn run(&mut self) -> io::Result<End> {
+        let mut ready = Ready::default();
         loop {
-            while !self.waiting.is_empty() {
-                match self.serial.receive(self.waiting.make_contiguous()) {
-                    Ok(0) | Err(_) => break,
-                    Ok(taken) => drop(self.waiting.drain(..taken)),
+            let mut limit: Option<Duration> = None;
+            for subscriber in &mut self.0 {
+                match subscriber.process(&ready) {
+                    Next::Wait => {}
+                    Next::WaitAtMost(time) => limit = Some(limit.map_or(time, |limit| limit.min(time))),
+                    Next::Continue => limit = Some(Duration::ZERO),
+                    Next::End(end) => return Ok(end),
                 }
             }
-            match (self.stdin, self.waiting.is_empty()) {
-                (Stdin::File, true) => self.read(ops),
-                (Stdin::Watched, false) if self.escape.is_none() => {
-                    self.unwatch(ops);
-                    self.stdin = Stdin::WaitsForRoom;
-                    return;
-                }
-                (Stdin::WaitsForRoom, true) => {
-                    self.stdin = if watch(ops, libc::STDIN_FILENO) { Stdin::Watched } else { Stdin::Ended };
-                    return;
-                }
-                _ => return,
-            }
+            ready = wait(self.0.iter().flat_map(|subscriber| subscriber.files()).collect(), limit)?;
         }
     }
 }
 
-impl MutEventSubscriber for Input {
-    fn process(&mut self, events: Events, ops: &mut EventOps) {
-        if events.fd() == self.room.as_raw_fd() {
-            // Non-blocking: an error means that it was read already.
-            let _ = self.room.read();
-        } else {
-            self.read(ops);
-        }
-        self.pump(ops);
+/// Waits until one of these files is ready, at most for this time.
+pub fn wait(mut files: Vec<libc::pollfd>, limit: Option<Duration>) -> io::Result<Ready> {
+    let count = libc::nfds_t::try_from(files.len()).expect("there are few files");
+    // Rounded up, so that the time has passed afterwards.
+    let limit = limit.map_or(-1, |limit| {
+        libc::c_int::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX)
+    });
+    // SAFETY: the array has this many entries.
+    if unsafe { libc::poll(files.as_mut_ptr(), count, limit) } < 0 {
+        let error = io::Error::last_os_error();
+        return if error.kind() == io::ErrorKind::Interrupted { Ok(Ready::default()) } else { Err(error) };
+    }
+    Ok(Ready(files.iter().filter(|file| file.revents != 0).map(|file| file.fd).collect()))
+}
+
+/// The first ending that a thread reports ends the loop.
+impl Subscriber for Endings {
+    type End = Ending;
+
+    fn files(&self) -> Vec<libc::pollfd> {
+        vec![input_of(self)]
     }
 
-    fn init(&mut self, ops: &mut EventOps) {
-        watch(ops, self.room.as_raw_fd());
-        if !watch(ops, libc::STDIN_FILENO) {
-            self.stdin = Stdin::File;
-            self.pump(ops);
+    fn process(&mut self, ready: &Ready) -> Next<Ending> {
+        if ready.has(self)
+            && let Some(ending) = self.next()
+        {
+            return Next::End(ending);
         }
+        Next::Wait
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
+
+    use super::*;
+    use crate::protocol::ending::Reporter;
+
+    /// Ends the loop at a byte of its pipe.
+    struct Byte(PipeReader);
+
+    impl Subscriber for Byte {
+        type End = Ending;
+
+        fn files(&self) -> Vec<libc::pollfd> {
+            vec![input_of(&self.0)]
+        }
+
+        fn process(&mut self, ready: &Ready) -> Next<Ending> {
+            let mut byte = [0];
+            if ready.has(&self.0) && self.0.read(&mut byte).unwrap() == 1 {
+                return Next::End(Ending::Command(byte[0]));
+            }
+            Next::Wait
+        }
+    }
+
+    /// Counts the times that it was asked, and writes a byte at the third.
+    struct Third(u8, PipeWriter);
+
+    impl Subscriber for Third {
+        type End = Ending;
+
+        fn files(&self) -> Vec<libc::pollfd> {
+            Vec::new()
+        }
+
+        fn process(&mut self, _ready: &Ready) -> Next<Ending> {
+            self.0 += 1;
+            if self.0 == 3 {
+                self.1.write_all(&[7]).unwrap();
+                return Next::Wait;
+            }
+            Next::WaitAtMost(Duration::from_micros(1))
+        }
+    }
+
+    #[test]
+    fn a_subscriber_that_waits_at_most_for_a_time_is_asked_again() {
+        let (arrived, arrivals) = pipe().unwrap();
+        let mut events = EventLoop::default();
+        events.add(Byte(arrived));
+        events.add(Third(0, arrivals));
+        assert!(matches!(events.run().unwrap(), Ending::Command(7)));
+    }
+
+    #[test]
+    fn only_the_first_ending_counts_and_nothing_is_read_after_it() {
+        let (reporter, endings) = Reporter::new().unwrap();
+        let (mut arrived, mut arrivals) = pipe().unwrap();
+        let mut events = EventLoop::default();
+        events.add(endings);
+        events.add(Byte(arrived.try_clone().unwrap()));
+        arrivals.write_all(&[1]).unwrap();
+        reporter.clone().report(Ending::Quit);
+        reporter.report(Ending::Saved);
+        assert!(matches!(events.run().unwrap(), Ending::Quit));
+        arrived.read_exact(&mut [0]).unwrap();
     }
 }

@@ -13,7 +13,8 @@ use tally_machine::MAX_VIRTIO_DEVICES;
 
 use crate::cli::Run;
 use crate::cli::network::Network;
-use crate::run::network;
+use crate::run::root::OpenedRoot;
+use crate::run::{network, root};
 use crate::sandbox::{self, Reach, Thread};
 
 /// Directories of the default guest that it needs: programs, libraries, their data, and directories that programs
@@ -26,7 +27,9 @@ const GUESTS_OWN: [&str; 17] = [
 /// Mount points of the kernel's file systems. A share cannot be below them, except below [`SHARED_MEMORY`].
 const KERNEL_FILE_SYSTEMS: [&str; 3] = ["/dev", "/proc", "/sys"];
 const SHARED_MEMORY: &str = "/dev/shm";
-/// Maximum number of disks, shares and networks together. One virtio device is reserved for the agent.
+/// Directories that a guest with a root has for itself. A share at one of them would hide what is in it.
+const ROOTS_OWN: [&str; 4] = ["/", "/run", "/tmp", SHARED_MEMORY];
+/// Maximum number of disks, shares, roots and networks together. One virtio device is reserved for the agent.
 const MAX_DEVICES: usize = MAX_VIRTIO_DEVICES - 1;
 
 /// Devices for disks, shares and a network, and the agent's part in mounting them.
@@ -39,12 +42,16 @@ pub struct HostResources {
 
 /// What the agent sets up before it runs the command.
 pub struct GuestSetup {
+    /// Tag of the share that becomes the root, if one does.
+    pub root: Option<OsString>,
     /// Shares that it mounts.
     pub shares: Vec<protocol::Share>,
     /// The network that it sets up.
     pub network: Option<protocol::Network>,
-    /// Working directory of the command, if this process's working directory is in a share.
+    /// Working directory of the command, if this process's working directory is in a share, or there is a root.
     pub working_dir: Option<OsString>,
+    /// Variables for the command.
+    pub environment: Vec<protocol::Variable>,
 }
 
 /// The thread that serves a device.
@@ -59,9 +66,12 @@ pub struct DeviceThread {
 /// order of the options.
 pub fn devices(options: &Run) -> Result<HostResources> {
     let (mut devices, mut threads) = (Vec::<Box<dyn Device>>::new(), Vec::new());
-    if options.disk.len() + options.share.len() + usize::from(options.net.is_some()) > MAX_DEVICES {
-        bail!("--disk, --share, --net: a guest can have {MAX_DEVICES} of them together");
+    let share_count = options.share.len() + usize::from(options.root.is_some());
+    if options.disk.len() + share_count + usize::from(options.net.is_some()) > MAX_DEVICES {
+        bail!("--disk, --share, --root, --net: a guest can have {MAX_DEVICES} of them together");
     }
+    let environment = root::environment(options)?;
+    let mut opened_root = root::open(options, share_count)?;
     for disk in &options.disk {
         let device =
             Disk::open(&disk.path, disk.access).with_context(|| format!("--disk {}", disk.path.display()))?;
@@ -74,8 +84,8 @@ pub fn devices(options: &Run) -> Result<HostResources> {
     }
     let mut shares: Vec<protocol::Share> = Vec::new();
     for (number, share) in (0..).zip(&options.share) {
-        let folder = Share::open(&share.path, share.access, options.share.len())?;
-        let path = guest_path(&share.path)?;
+        let folder = Share::open(&share.path, share.access, share_count)?;
+        let path = guest_path(&share.path, options.root.is_some())?;
         let tag = SharedFolder::tag(number);
         threads.push(DeviceThread {
             name: format!("share{number}"),
@@ -96,10 +106,46 @@ pub fn devices(options: &Run) -> Result<HostResources> {
         devices.push(Box::new(device));
         about
     });
-    let working_dir =
-        env::current_dir().ok().filter(|here| shares.iter().any(|share| here.starts_with(&share.path)));
-    let working_dir = working_dir.map(PathBuf::into_os_string);
-    Ok(HostResources { devices, threads, setup: GuestSetup { shares, network, working_dir } })
+    let working_dir = working_dir(options, &shares, opened_root.as_mut())?;
+    let number = u8::try_from(options.share.len()).expect("there are few shares");
+    let root = opened_root.map(|root| add_root(root, number, &mut devices, &mut threads)).transpose()?;
+    Ok(HostResources {
+        devices,
+        threads,
+        setup: GuestSetup { root, shares, network, working_dir, environment },
+    })
+}
+
+/// Returns the working directory of the command, if it is not the guest's own choice.
+fn working_dir(
+    options: &Run,
+    shares: &[protocol::Share],
+    root: Option<&mut OpenedRoot>,
+) -> Result<Option<OsString>> {
+    let here = env::current_dir().ok();
+    if let Some(here) = &here
+        && shares.iter().any(|share| here.starts_with(&share.path))
+    {
+        return Ok(Some(here.clone().into_os_string()));
+    }
+    // A guest that is saved or restored starts no command.
+    let root = root.filter(|_| options.restore.is_none() && options.save_template.is_none());
+    root.map(|root| root.working_dir(here.as_deref())).transpose()
+}
+
+/// Adds the device of a root behind those of the other shares. Returns its tag.
+fn add_root(
+    root: OpenedRoot,
+    number: u8,
+    devices: &mut Vec<Box<dyn Device>>,
+    threads: &mut Vec<DeviceThread>,
+) -> Result<OsString> {
+    let OpenedRoot { path, share, .. } = root;
+    let reach =
+        Reach::to(&path, sandbox::Access::Read).with_context(|| format!("--root {}", path.display()))?;
+    threads.push(DeviceThread { name: "root".into(), kind: Thread::Share, reach: vec![reach] });
+    devices.push(Box::new(SharedFolder::new(share, number)));
+    Ok(SharedFolder::tag(number).into())
 }
 
 /// Opens the network, unless the guest is only to be saved: then nobody is there whom it could reach.
@@ -123,19 +169,20 @@ fn reach(folder: &Path, access: Access) -> Result<Reach> {
 }
 
 /// Returns the path of a shared folder in the guest, which is its canonical path on the host.
-fn guest_path(folder: &Path) -> Result<PathBuf> {
+fn guest_path(folder: &Path, has_root: bool) -> Result<PathBuf> {
     let path = fs::canonicalize(folder).with_context(|| format!("--share {}", folder.display()))?;
-    if let Some(advice) = conflict(&path) {
+    if let Some(advice) = conflict(&path, has_root) {
         bail!("--share {}: the guest has a {} of its own; {advice}", folder.display(), path.display());
     }
     Ok(path)
 }
 
-/// Returns advice for the user if a share at this path would hide something that the default guest needs.
-fn conflict(path: &Path) -> Option<&'static str> {
+/// Returns advice for the user if a share at this path would hide something that the guest needs.
+fn conflict(path: &Path, has_root: bool) -> Option<&'static str> {
+    let own = if has_root { &ROOTS_OWN[..] } else { &GUESTS_OWN };
     if KERNEL_FILE_SYSTEMS.iter().any(|own| path.starts_with(own)) && !path.starts_with(SHARED_MEMORY) {
         Some("share a folder elsewhere")
-    } else if GUESTS_OWN.iter().any(|own| Path::new(own).starts_with(path)) {
+    } else if own.iter().any(|own| Path::new(own).starts_with(path)) {
         Some("share a folder in it")
     } else {
         None
@@ -155,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_share_cannot_hide_what_the_guest_needs() {
-        let conflict = |path: &&str| conflict(Path::new(path));
+        let conflict = |path: &&str| conflict(Path::new(path), false);
         let hiding =
             ["/", "/etc", "/lib", "/root", "/run", "/tmp", "/dev/shm", "/usr", "/usr/lib", "/usr/share"];
         assert_eq!(hiding.iter().find(|path| conflict(path) != Some("share a folder in it")), None);
@@ -178,8 +225,18 @@ mod tests {
     }
 
     #[test]
+    fn below_a_root_a_share_hides_only_what_the_guest_has_for_itself() {
+        let conflict = |path: &&str| conflict(Path::new(path), true);
+        let hiding = ["/", "/run", "/tmp", "/dev/shm"];
+        assert_eq!(hiding.iter().find(|path| conflict(path) != Some("share a folder in it")), None);
+        assert_eq!(conflict(&"/proc/sys"), Some("share a folder elsewhere"));
+        let free = ["/usr", "/etc", "/root", "/tmp/work", "/dev/shm/work", "/run/user/1000"];
+        assert_eq!(free.iter().find(|path| conflict(path).is_some()), None);
+    }
+
+    #[test]
     fn a_refused_share_names_the_path_and_an_alternative() {
-        let said = |path: &str| guest_path(Path::new(path)).unwrap_err().to_string();
+        let said = |path: &str| guest_path(Path::new(path), false).unwrap_err().to_string();
         assert_eq!(said("/etc"), "--share /etc: the guest has a /etc of its own; share a folder in it");
         assert_eq!(said("/dev"), "--share /dev: the guest has a /dev of its own; share a folder elsewhere");
     }

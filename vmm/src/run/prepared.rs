@@ -20,6 +20,7 @@ use crate::cli::policy;
 use crate::host::entry_ticks::Entries;
 use crate::host::kvm::{self, MediatedPmu, SYS_MODULE};
 use crate::host::signals;
+use crate::protocol::ending::Reporter;
 use crate::run::clients::metrics::{Metrics, Socket};
 use crate::run::clients::snapshots::SnapshotService;
 use crate::run::event_log::EventLog;
@@ -29,6 +30,7 @@ use crate::run::signal_thread::Signals;
 use crate::run::start::snapshot::Opened;
 use crate::run::start::source::{Blueprint, BuiltMachine, MachineParts, Source};
 use crate::run::streams::agent::AgentPauser;
+use crate::run::streams::console::Flusher;
 use crate::sandbox;
 
 /// Everything that a machine is built from.
@@ -86,9 +88,11 @@ impl<'a> Prepared<'a> {
         sandbox::begin(options.sandbox).map_err(|error| anyhow!(sandbox::refusal(&error)))?;
         block_exit_signals().context("cannot block signals")?;
         let signals = Signals::start().context("cannot start the signal thread")?;
-        let mut events = EventLoop::new()?;
+        let (reporter, endings) = Reporter::new().context("cannot make the event loop")?;
+        let mut events = EventLoop::default();
+        events.add(endings);
         let (output, timer) = assembled::console(options).context("cannot prepare the console")?;
-        events.add_output(timer, output.clone());
+        events.add(Flusher::new(timer, output.clone()));
 
         let BuiltMachine { machine, saver, agent, phase } =
             blueprint.build(MachineParts { machine, devices, output: &output }, source, ram)?;
@@ -101,7 +105,7 @@ impl<'a> Prepared<'a> {
             template = Some((destination, saver));
         } else {
             let snapshots =
-                SnapshotService::new(options, kvm, pmu, &policy, saver, agent_pauser, events.reporter()?);
+                SnapshotService::new(options, kvm, pmu, &policy, saver, agent_pauser, reporter.clone());
             let clients = ClientServices { options, pmu, policy, memory, log, metrics, snapshots };
             client_sockets = clients.serve(&machine)?;
         }
@@ -113,7 +117,7 @@ impl<'a> Prepared<'a> {
             setup,
             template,
         });
-        let surroundings = Surroundings { client_sockets, signals, events, output };
+        let surroundings = Surroundings { client_sockets, signals, events, reporter, output };
         let offer = Offer { pmu, remarks };
         Ok(Assembled { options, log, offer, machine, device_threads, agent, graph, surroundings })
     }

@@ -46,7 +46,7 @@ pub struct Guards {
     pub client_sockets: ClientSockets,
     /// The event loop. Its drop drops the handle on the agent, so that the agent's thread ends, and sends unread
     /// signals again.
-    pub events: EventLoop,
+    pub events: EventLoop<Ending>,
     /// Dropped last, so that the terminal is restored only when nothing reads it any more.
     #[expect(dead_code, reason = "it is kept for its drop")]
     pub raw: Option<Raw>,
@@ -76,7 +76,7 @@ impl<'a> Started<'a> {
     /// Waits for the machine's end.
     pub fn wait(self) -> Result<Ended<'a>> {
         let Self { options, log, mut guards, output, agent, graph } = self;
-        let ending = guards.events.run()?;
+        let ending = guards.events.run().context("cannot wait for events")?;
         drop(guards);
         if ending.is_interrupted() {
             output.try_flush();

@@ -3,3 +3,5 @@
 pub mod agent;
 pub mod choose;
 pub mod console;
+pub mod console_input;
+pub mod input;

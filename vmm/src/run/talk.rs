@@ -35,7 +35,7 @@ pub struct AgentStart<'a> {
 
 /// A connection to the agent.
 pub struct AgentStarted {
-    /// Handle on the agent, for the event loop.
+    /// Handle on the agent, for what handles signals.
     pub handle: Handle,
     /// Thread that talks to the agent.
     pub thread: JoinHandle<()>,
@@ -67,14 +67,16 @@ impl AgentStart<'_> {
             streams.outputs.push((protocol::REPORT as usize, Sink::new(report, OnClose::Discard)));
             command = flamegraph::wrap(&command);
         }
-        let GuestSetup { shares, network, working_dir } = self.setup;
+        let GuestSetup { root, shares, network, working_dir, environment } = self.setup;
         let start = Start {
+            root,
             shares,
             network,
             folder: working_dir,
             terminals,
             size: terminal::size(),
             term: env::var_os("TERM"),
+            environment,
             // As late as possible, when it is sent.
             restored: None,
             command,

@@ -146,6 +146,12 @@ fn opens_events(calls: &mut Calls) {
     calls.allow_if(libc::SYS_perf_event_open, &arguments);
     calls.allow_if(libc::SYS_tgkill, &[Argument { number: 2, is: Is::Equal(NONE) }]);
     fcntl(calls, &broker::FCNTL);
+    let (command, signal) = broker::FCNTL_SIGNAL;
+    let arguments = [
+        Argument { number: 1, is: Is::Equal(command.cast_unsigned()) },
+        Argument { number: 2, is: Is::Equal(signal.cast_unsigned()) },
+    ];
+    calls.allow_if(libc::SYS_fcntl, &arguments);
     requests(calls, &broker::IOCTL);
     calls.allow(&broker::ANY);
 }
@@ -278,8 +284,6 @@ fn starts_threads(calls: &mut Calls) {
 /// The event loop; and at the end, passing on signals, removing sockets and writing the flame graph.
 fn main(calls: &mut Calls) {
     calls.allow(&[
-        libc::SYS_epoll_ctl,
-        libc::SYS_epoll_pwait,
         libc::SYS_fchmod,
         libc::SYS_fcntl,
         libc::SYS_fstat,
@@ -295,7 +299,6 @@ fn main(calls: &mut Calls) {
         // For the end of the broker.
         libc::SYS_wait4,
     ]);
-    calls.allow(arch::EPOLL_WAIT);
     calls.allow(arch::RENAME);
     calls.allow(arch::UNLINK);
     signals_this_process(calls, libc::SYS_kill);
@@ -414,6 +417,7 @@ mod tests {
         let (memory, thread) = (libc::PROT_READ.cast_unsigned(), THREAD | libc::CLONE_VM.cast_unsigned());
         let any = u32::MAX;
         let nosignal = libc::MSG_NOSIGNAL.cast_unsigned();
+        let sample = vpmu_perf::SAMPLE_SIGNAL.cast_unsigned();
         let [socket, receive_timeout, send_timeout, reuse_address] =
             [libc::SOL_SOCKET, libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_REUSEADDR]
                 .map(i32::cast_unsigned);
@@ -439,7 +443,8 @@ mod tests {
             (&[Thread::Control], libc::SYS_sched_setaffinity, &[0], &[OTHER]),
             (&[Thread::Share], libc::SYS_utimensat, &[0, 0], &[0, 1]),
             (&[Thread::Broker], libc::SYS_tgkill, &[OTHER, OTHER, 0], &[OTHER, OTHER, 9]),
-            (&[Thread::Broker], libc::SYS_fcntl, &[0, libc::F_SETFL.cast_unsigned()], &[0, F_SETSIG]),
+            (&[Thread::Broker], libc::SYS_fcntl, &[0, libc::F_SETFL.cast_unsigned()], &[0, F_SETSIG, 9]),
+            (&[Thread::Broker], libc::SYS_fcntl, &[0, F_SETSIG, sample], &[0, F_SETSIG, 0]),
             // A filter of what an event counts, and a program that is executed at each of its counts.
             (&[Thread::Broker], libc::SYS_ioctl, &[0, SET_FILTER], &[0, SET_BPF]),
             (&[Thread::Vcpu], libc::SYS_ioctl, &[0, PERF_REQUESTS[0]], &[0, SET_FILTER]),

@@ -36,7 +36,6 @@ pub const INTERRUPT: &[u32] = &[
 
 // Calls that older architectures have beside these.
 pub const POLL: &[i64] = &[];
-pub const EPOLL_WAIT: &[i64] = &[];
 pub const RENAME: &[i64] = &[];
 pub const UNLINK: &[i64] = &[];
 

@@ -45,7 +45,6 @@ pub const INTERRUPT: &[u32] = &[];
 
 // The C library uses these where newer architectures have only one call with more arguments.
 pub const POLL: &[i64] = &[libc::SYS_poll];
-pub const EPOLL_WAIT: &[i64] = &[libc::SYS_epoll_wait];
 pub const RENAME: &[i64] = &[libc::SYS_rename, libc::SYS_renameat];
 pub const UNLINK: &[i64] = &[libc::SYS_unlink];
 

@@ -24,7 +24,8 @@ fn an_empty_file_is_the_default_policy() {
 #[test]
 fn a_file_can_have_every_key() {
     let text = "tier = \"standard\"\nmin-period = 10_000\nmax-interrupts-per-second = 500\n\
-                freeze = \"hybrid\"\non-starvation = \"scale\"\nspare-counters = 2\nebb = false\n";
+                freeze = \"hybrid\"\non-starvation = \"scale\"\nspare-counters = 2\nebb = false\n\
+                record = false\n";
     let said = Policy {
         allowed: Allowed::Tier(Tier::Standard),
         min_period: NonZeroU64::new(10_000).unwrap(),
@@ -33,6 +34,7 @@ fn a_file_can_have_every_key() {
         on_starvation: OnStarvation::Scale,
         spare_counters: 2,
         ebb: false,
+        record: false,
     };
     assert_eq!(policy(text), said);
 }

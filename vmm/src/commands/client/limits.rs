@@ -8,6 +8,7 @@ use tally_machine::kvm::MAX_CPUS;
 
 use crate::protocol::message::Answer;
 use crate::protocol::printable::{short, shorter};
+use crate::protocol::recording::{MAX_PART, Samples, SymbolsPart};
 use crate::protocol::status::{Hardware, VcpuStatus, VmStatus};
 
 const MAX_VCPUS: usize = MAX_CPUS as usize;
@@ -17,6 +18,9 @@ const MAX_COUNTERS: usize = 64;
 const MAX_KVM_COUNTS: usize = 512;
 /// Maximum length of the name of an event or of a count of KVM's, in characters.
 const MAX_NAME: usize = 200;
+
+/// Maximum length of a thread's name (`TASK_COMM_LEN` without the zero).
+const MAX_THREAD_NAME: usize = 15;
 
 /// An answer exceeds a limit.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,9 +37,32 @@ impl Answer {
                 limit_reports(report.vcpus.iter_mut())?;
                 Self::Report(report)
             }
-            other @ (Self::Policy(_) | Self::Snapshot(_) | Self::Done | Self::Error(_)) => other,
+            Self::Samples(samples) => Self::Samples(limited_samples(samples)),
+            Self::Symbols(SymbolsPart { text, more }) => {
+                at_most(MAX_PART, text.len(), "longer parts of symbols")?;
+                Self::Symbols(SymbolsPart { text: text.lines().map(line).collect(), more })
+            }
+            other @ (Self::Policy(_)
+            | Self::Snapshot(_)
+            | Self::Recording(_)
+            | Self::Recorded(_)
+            | Self::Done
+            | Self::Error(_)) => other,
         })
     }
+}
+
+/// Replaces what no name of a thread has, so that none can draw on a terminal.
+fn limited_samples(mut samples: Samples) -> Samples {
+    for task in samples.taken.iter_mut().filter_map(|sample| sample.task.as_mut()) {
+        task.name = shorter(&task.name, MAX_THREAD_NAME);
+    }
+    samples
+}
+
+/// Returns a line of symbols without control characters.
+fn line(line: &str) -> String {
+    format!("{}\n", short(line))
 }
 
 fn limited_status(mut status: VmStatus) -> Result<VmStatus, Exceeded> {

@@ -18,6 +18,7 @@ use super::*;
 use crate::protocol::ending::Ending;
 use crate::run::event_loop::EventLoop;
 use crate::run::signal_thread::Signals;
+use crate::run::signals::SignalHandler;
 
 fn type_in(chunks: &[&[u8]]) -> (Vec<u8>, bool) {
     let (mut escape, mut guest) = (Escape::default(), Vec::new());
@@ -71,8 +72,8 @@ fn part(name: &str) -> Command {
 /// A machine that waits for signals while the terminal is raw.
 fn machine() {
     let signals = Signals::start().unwrap();
-    let mut events = EventLoop::new().unwrap();
-    events.add_signals(signals, None);
+    let mut events = EventLoop::default();
+    events.add(SignalHandler::new(signals, None));
     // The shell puts it into the foreground when it runs already.
     let raw = loop {
         if let Some(raw) = Raw::enter().unwrap() {

@@ -13,12 +13,13 @@ use log::{debug, info};
 use tally_machine::kvm::KvmStats;
 use tally_machine::pmu::Pmu;
 use tally_machine::target::COUNTERS;
-use tally_machine::{VcpuHandles, VcpuReport};
+use tally_machine::{GuestRam, VcpuHandles, VcpuReport};
 use vpmu::policy::{Change, Policy};
 use vpmu_perf::{Attribution, HostPmu};
 
 use super::hardware::{self, CpuCounters};
 use super::measurement::{VcpuMeasurement, VmMeasurement, ratio};
+use super::recordings::RecordingSession;
 use super::snapshots::SnapshotService;
 use crate::cli::Run;
 use crate::cli::policy;
@@ -49,6 +50,8 @@ pub struct Running {
     pub policy: Mutex<Policy>,
     /// The event log, if there is one.
     pub log: Option<Arc<EventLog>>,
+    /// The guest's memory.
+    pub memory: GuestRam,
     /// Saves the VM.
     pub snapshots: SnapshotService,
 }
@@ -59,6 +62,7 @@ pub struct ClientSession {
     vcpus: BTreeMap<u8, VcpuSession>,
     /// Measurement for the client's last request.
     last: Option<VmMeasurement>,
+    recording: RecordingSession,
 }
 
 /// State that is kept for a client and a vCPU.
@@ -102,6 +106,10 @@ impl Running {
     fn summary(&self) -> Summary {
         let milliseconds = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         Summary { age: ratio(milliseconds, 1_000), ..self.about.clone() }
+    }
+
+    fn may_be_recorded(&self) -> bool {
+        self.policy.lock().unwrap_or_else(PoisonError::into_inner).record
     }
 
     fn status(&self, session: &mut ClientSession) -> VmStatus {
@@ -195,6 +203,17 @@ impl ServedVm for Running {
             Request::Switch(wanted) => self.switch(&wanted),
             Request::Policy(change) => self.change(&change),
             Request::Log(text) => self.log(text.as_deref()),
+            Request::Record(_) | Request::Symbols(_) | Request::Samples if !self.may_be_recorded() => {
+                // The policy may have changed since it began.
+                session.recording = RecordingSession::default();
+                Answer::Error("its policy forbids that: `record = false`".to_owned())
+            }
+            Request::Record(options) => {
+                session.recording.begin(&options, &self.vcpus, self.about.cpus, self.host, &self.memory)
+            }
+            Request::Symbols(from) => session.recording.symbols(&self.memory, from),
+            Request::Samples => session.recording.samples(),
+            Request::StopRecording => session.recording.stop(),
             Request::Snapshot { .. } | Request::End => {
                 Answer::Error("no snapshot was sent before".to_owned())
             }

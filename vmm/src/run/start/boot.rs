@@ -51,7 +51,8 @@ pub fn files(options: &Run, kernels: Kernels) -> Result<Files> {
 fn check(options: &Run, kernel: &Kernel) -> Result<()> {
     if !options.command.is_empty() && !kernel.is_linux() {
         let name = options.kernel.as_deref().map_or_else(String::new, |path| path.display().to_string());
-        bail!("a COMMAND needs the default guest, and {name} is no Linux kernel");
+        let what = if options.root.is_some() { "--root" } else { "a COMMAND" };
+        bail!("{what} needs the default guest, and {name} is no Linux kernel");
     }
     if kernel.is_linux()
         && let Some(obstacle) = guest_images::host::obstacle()
@@ -118,6 +119,9 @@ pub fn command_line(options: &Run, kernel: &Kernel, pmu: Pmu, processor: Process
         if has_agent(options, kernel) {
             // The agent has to know its task before it can be sent messages, to report a failure to the right place.
             words.push(if options.command.is_empty() { "tally.agent=shell" } else { "tally.agent=command" });
+        }
+        if options.root.is_some() {
+            words.push("tally.root");
         }
     }
     words.push(&options.append);

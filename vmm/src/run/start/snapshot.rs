@@ -7,7 +7,7 @@
 pub mod folder;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use devices::Access;
@@ -52,6 +52,9 @@ pub struct Setup {
     /// The operator's policy for it.
     pub policy: Policy,
     shares: Vec<Place>,
+    /// `--root`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    root: Option<RootPlace>,
     disks: Vec<Place>,
     /// `--net` and `--publish`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -66,6 +69,21 @@ pub struct Setup {
 struct Place {
     path: PathBuf,
     is_writable: bool,
+}
+
+/// The folder that is the guest's root.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RootPlace {
+    path: PathBuf,
+    /// What is mounted in it is part of it.
+    has_mounts: bool,
+}
+
+impl RootPlace {
+    fn new(root: &Path, options: &Run) -> Result<Self> {
+        Ok(Self { path: std::path::absolute(root)?, has_mounts: options.root_mounts })
+    }
 }
 
 impl Setup {
@@ -84,6 +102,7 @@ impl Setup {
             pmu,
             policy,
             shares: options.share.iter().map(place).collect::<Result<_>>()?,
+            root: options.root.as_deref().map(|root| RootPlace::new(root, options)).transpose()?,
             disks: options.disk.iter().map(place).collect::<Result<_>>()?,
             net: options.net.as_ref().map(Network::to_string),
             publish: options.publish.iter().map(Published::to_string).collect(),
@@ -114,6 +133,8 @@ impl Setup {
             cpus: self.cpus,
             pmu: choice.unwrap_or(given.pmu),
             share: paths(&self.shares),
+            root: self.root.as_ref().map(|root| root.path.clone()),
+            root_mounts: self.root.as_ref().is_some_and(|root| root.has_mounts),
             has_other_disks: !given.disk.is_empty(),
             disk: if given.disk.is_empty() { paths(&self.disks) } else { given.disk.clone() },
             // Whatever wrote this has checked them.

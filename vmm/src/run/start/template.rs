@@ -135,13 +135,18 @@ impl TemplateRequest<'_> {
     }
 
     fn key(&self, guest: &Guest) -> Result<Key> {
-        let Run { memory, share, net, cpus, .. } = self.options;
+        let Run { memory, share, root, net, cpus, .. } = self.options;
         let offer = net.as_ref().map(|net| network::offer(net, *cpus)).transpose()?;
         Ok(kept::key("template", VERSION, self.machine)?
             .with(kept::file_stamp(&guest.kernel)?)
             .with(kept::file_stamp(&guest.initrd)?)
             .with(self.counters())
-            .with(format!("{} bytes, {} shares, network {offer:?}", memory.bytes, share.len())))
+            .with(format!(
+                "{} bytes, {} shares, has a root: {}, network {offer:?}",
+                memory.bytes,
+                share.len(),
+                root.is_some()
+            )))
     }
 
     /// Returns where the machine is saved, if it is.
@@ -157,7 +162,7 @@ impl TemplateRequest<'_> {
 
     /// Lets another process make a template in an empty folder.
     fn make(&self, folder: &Path) -> Result<()> {
-        let Run { memory, cpus, pmu, counters, pmu_policy, share, net, verbose, .. } = self.options;
+        let Run { memory, cpus, pmu, counters, pmu_policy, share, root, net, verbose, .. } = self.options;
         let mut tally = Command::new("/proc/self/exe");
         tally.arg("run").arg("--save-template").arg(folder);
         tally.args(["--memory", &memory.bytes.to_string(), "--cpus", &cpus.to_string()]);
@@ -173,6 +178,9 @@ impl TemplateRequest<'_> {
         }
         if let Some(net) = net {
             tally.args(["--net", &net.to_string()]);
+        }
+        if let Some(root) = root {
+            tally.arg("--root").arg(root);
         }
         for share in share {
             // It is not mounted: the access does not matter, and the suffix ends the path.

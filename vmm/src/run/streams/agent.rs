@@ -5,13 +5,12 @@
 
 mod handle;
 mod pause;
-mod streams;
+mod sink;
 
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use devices::virtio::{Console, ConsoleState, Device, Queues, Transport};
 use guest_agent::protocol::{
@@ -21,18 +20,20 @@ use log::{debug, info, warn};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::protocol::ending::{Ending, Reporter};
+use crate::run::event_loop::{EventLoop, Next, Ready, Subscriber, input_of, room_in};
+use crate::run::streams::input::{CHUNK as INPUT_CHUNK, Input};
 use crate::sandbox::{self, Thread};
 
 pub use handle::Handle;
 pub use pause::{AgentPauser, AgentState, PauseRequests, PausedAgent};
-pub use streams::{Input, OnClose, Sink};
+pub use sink::{OnClose, Sink};
 
 /// Number of ports of the agent's console.
 const PORTS: usize = protocol::REPORT as usize + 1;
 const CONTROL: usize = protocol::CONTROL as usize;
 /// Maximum size of the part of a control stream that is decoded at a time.
 const CHUNK: usize = 4096;
-/// Number of bytes of one stream that are passed on before the other streams and the event loop's orders have their
+/// Number of bytes of one stream that are passed on before the other streams and the main thread's orders have their
 /// turn: a guest may fill its queues as fast as they are emptied.
 const TURN: usize = 1 << 20;
 /// Time after which the user is told that the guest is not up yet.
@@ -96,6 +97,10 @@ pub struct Agent {
     status: Option<u8>,
     /// Number of bytes of output that were passed on.
     passed: usize,
+    /// The most of them that are passed on, once the machine has ended.
+    max_passed: Option<usize>,
+    /// When the user is told that the guest is not up yet; none if that was told.
+    warn_at: Option<Instant>,
 }
 
 /// What another thread wants of the agent's.
@@ -107,17 +112,6 @@ pub enum Directive {
     End,
     /// To end at once, for the machine was saved and goes on elsewhere.
     Leave,
-}
-
-/// What the thread does next.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum NextStep {
-    /// Wait until something can go on.
-    Wait,
-    /// Continue: it has stopped only to let others have their turn.
-    Continue,
-    /// The command has ended, and all its output was passed on.
-    End,
 }
 
 impl Agent {
@@ -147,6 +141,8 @@ impl Agent {
             outgoing: Vec::new(),
             status: None,
             passed: 0,
+            max_passed: None,
+            warn_at: Some(Instant::now() + BOOT_WARNING),
         };
         match first_task {
             FirstTask::WhenReady(start) => agent.set_start(start),
@@ -168,56 +164,41 @@ impl Agent {
     /// Starts the thread.
     pub fn spawn(mut self) -> io::Result<JoinHandle<()>> {
         let kind = if self.save.is_some() { Thread::Saver } else { Thread::Agent };
-        sandbox::spawn("agent", kind, Vec::new(), move || self.run())
-    }
-
-    fn run(&mut self) {
-        if self.is_restored {
-            self.tell_command();
-        }
-        let mut most = None;
-        let mut warn_after = Some(BOOT_WARNING);
-        loop {
-            let directive = self.directive();
-            if directive == Directive::Leave {
-                return;
+        sandbox::spawn("agent", kind, Vec::new(), move || {
+            if self.is_restored {
+                self.tell_command();
             }
-            let ending = directive == Directive::End;
-            let next = self.work();
-            if next == NextStep::End {
-                return;
+            let reporter = self.reporter.clone();
+            let mut events = EventLoop::default();
+            events.add(self);
+            if let Err(error) = events.run() {
+                reporter.report(Ending::Agent(format!("cannot wait for the guest's agent: {error}")));
             }
-            if let Some(save) = self.save.take_if(|_| self.is_ready) {
-                let saved = save(&self.console.save());
-                self.reporter.report(saved.map_or_else(Ending::Agent, |()| Ending::Saved));
-                return;
-            }
-            if ending && (self.passed > *most.get_or_insert(self.passed + MAX_REST) || self.is_done()) {
-                return;
-            }
-            warn_after = warn_after.filter(|_| !self.is_ready);
-            let limit = match next {
-                NextStep::Continue => Some(Duration::ZERO),
-                _ if ending => Some(ENDING_POLL),
-                _ => warn_after,
-            };
-            if !self.wait(limit) && limit == Some(BOOT_WARNING) {
-                warn!(
-                    "the guest is not up yet; with -v its console is shown, and Ctrl-A X or SIGTERM ends it"
-                );
-                warn_after = None;
-            }
-        }
+        })
     }
 
     /// Returns what another thread wants now, and pauses if the machine is saved.
     pub fn directive(&mut self) -> Directive {
-        // Non-blocking: an error means that it was read already.
-        let _ = (self.pause_requests.wake.read(), self.transport.kick().read());
         if self.pause_if_requested() {
             return Directive::Leave;
         }
         if self.shared.is_over() { Directive::End } else { Directive::Work }
+    }
+
+    /// Returns true if all that is to be passed on after the machine's end was passed on.
+    fn has_passed_rest(&mut self) -> bool {
+        self.passed > *self.max_passed.get_or_insert(self.passed + MAX_REST) || self.is_done()
+    }
+
+    /// Returns how long the guest may still take to boot. When that is over, the user is told once.
+    fn time_to_boot(&mut self) -> Option<Duration> {
+        let left = self.warn_at.filter(|_| !self.is_ready)?.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            warn!("the guest is not up yet; with -v its console is shown, and Ctrl-A X or SIGTERM ends it");
+            self.warn_at = None;
+            return None;
+        }
+        Some(left)
     }
 
     fn is_done(&mut self) -> bool {
@@ -229,7 +210,7 @@ impl Agent {
     }
 
     /// Does all work that is possible without waiting.
-    pub fn work(&mut self) -> NextStep {
+    pub fn work(&mut self) -> Next<()> {
         let transport = Arc::clone(&self.transport);
         let mut console = std::mem::replace(&mut self.console, Console::new(0));
         let next = transport.serve(&mut console, |console, queues| {
@@ -241,7 +222,7 @@ impl Agent {
                 match self.pass_output(console, queues, port) {
                     Passed::All => {}
                     Passed::Blocked => pending = true,
-                    Passed::Turn => (pending, next) = (true, NextStep::Continue),
+                    Passed::Turn => (pending, next) = (true, Next::Continue),
                 }
             }
             self.take_orders();
@@ -255,21 +236,21 @@ impl Agent {
                 });
             let messages = !self.outgoing.is_empty() || !self.shared.orders().is_empty();
             if input || messages && console.has_room(queues, CONTROL) {
-                next = NextStep::Continue;
+                next = Next::Continue;
             }
             match self.status {
                 Some(status) if !pending => {
                     self.reporter.report(Ending::Command(status));
-                    NextStep::End
+                    Next::End(())
                 }
                 _ => next,
             }
         });
         self.console = console;
-        next.unwrap_or(NextStep::Wait)
+        next.unwrap_or(Next::Wait)
     }
 
-    /// Sends the event loop's orders, after all that the guest was sent before.
+    /// Sends the main thread's orders, after all that the guest was sent before.
     fn take_orders(&mut self) {
         if self.outgoing.is_empty() {
             let orders = std::mem::take(&mut *self.shared.orders());
@@ -286,12 +267,12 @@ impl Agent {
         }
     }
 
-    fn receive(&mut self, console: &mut Console, queues: &mut Queues) -> NextStep {
+    fn receive(&mut self, console: &mut Console, queues: &mut Queues) -> Next<()> {
         let mut received = 0;
         while received < TURN {
             let bytes = console.output(queues, CONTROL);
             if bytes.is_empty() {
-                return NextStep::Wait;
+                return Next::Wait;
             }
             // In chunks: the decoder moves the rest of its bytes for each message.
             let chunk = &bytes[..bytes.len().min(CHUNK)];
@@ -303,7 +284,7 @@ impl Agent {
             received += count;
             self.decode();
         }
-        NextStep::Continue
+        Next::Continue
     }
 
     fn decode(&mut self) {
@@ -410,33 +391,11 @@ impl Agent {
         Passed::Turn
     }
 
-    /// Waits until something can go on, at most for this time. Returns true if something can.
-    fn wait(&mut self, limit: Option<Duration>) -> bool {
-        let mut fds = vec![
-            poll_for(self.pause_requests.wake.as_raw_fd(), libc::POLLIN),
-            poll_for(self.transport.kick().as_raw_fd(), libc::POLLIN),
-        ];
-        let input = self.streams.input.as_ref().filter(|(_, input)| input.wanted);
-        let has_input = input.is_some();
-        fds.extend(input.map(|(_, input)| poll_for(input.as_raw_fd(), libc::POLLIN)));
-        let outputs = self.streams.outputs.iter().filter(|(_, sink)| sink.wanted);
-        fds.extend(outputs.map(|(_, sink)| poll_for(sink.as_raw_fd(), libc::POLLOUT)));
-        let count = libc::nfds_t::try_from(fds.len()).expect("there are few streams");
-        let limit =
-            limit.map_or(-1, |limit| libc::c_int::try_from(limit.as_millis()).unwrap_or(libc::c_int::MAX));
-        // SAFETY: the array has this many entries. After an interrupted wait, the caller looks again.
-        let ready = unsafe { libc::poll(fds.as_mut_ptr(), count, limit) };
-        if has_input && fds[2].revents != 0 {
-            self.read_input();
-        }
-        ready != 0
-    }
-
     /// Reads the command's input, if the guest has room for it.
     pub fn read_input(&mut self) {
         if let Some((_, input)) = &mut self.streams.input
             && input.wanted
-            && let Some(ending) = input.read()
+            && let Some(ending) = input.read(INPUT_CHUNK)
         {
             self.reporter.report(ending);
         }
@@ -445,6 +404,53 @@ impl Agent {
     /// Returns the number of bytes that wait for room in the guest's queue.
     pub fn waiting(&self) -> usize {
         self.outgoing.len()
+    }
+}
+
+impl Subscriber for Agent {
+    type End = ();
+
+    fn files(&self) -> Vec<libc::pollfd> {
+        let mut files = vec![input_of(&self.pause_requests.wake), input_of(self.transport.kick())];
+        let input = self.streams.input.iter().filter(|(_, input)| input.wanted);
+        files.extend(input.map(|(_, input)| input_of(input)));
+        let outputs = self.streams.outputs.iter().filter(|(_, sink)| sink.wanted);
+        files.extend(outputs.map(|(_, sink)| room_in(sink)));
+        files
+    }
+
+    fn process(&mut self, ready: &Ready) -> Next<()> {
+        if self.streams.input.as_ref().is_some_and(|(_, input)| ready.has(input)) {
+            self.read_input();
+        }
+        for eventfd in [&self.pause_requests.wake, self.transport.kick()] {
+            if ready.has(eventfd) {
+                // Non-blocking: an error means that it was read already.
+                let _ = eventfd.read();
+            }
+        }
+        let directive = self.directive();
+        if directive == Directive::Leave {
+            return Next::End(());
+        }
+        let next = self.work();
+        if next == Next::End(()) {
+            return next;
+        }
+        if let Some(save) = self.save.take_if(|_| self.is_ready) {
+            let saved = save(&self.console.save());
+            self.reporter.report(saved.map_or_else(Ending::Agent, |()| Ending::Saved));
+            return Next::End(());
+        }
+        let is_ending = directive == Directive::End;
+        if is_ending && self.has_passed_rest() {
+            return Next::End(());
+        }
+        match next {
+            Next::Wait if is_ending => Next::WaitAtMost(ENDING_POLL),
+            Next::Wait => self.time_to_boot().map_or(Next::Wait, Next::WaitAtMost),
+            next => next,
+        }
     }
 }
 
@@ -464,10 +470,6 @@ enum Passed {
     Blocked,
     /// Its turn is over.
     Turn,
-}
-
-fn poll_for(fd: RawFd, events: libc::c_short) -> libc::pollfd {
-    libc::pollfd { fd, events, revents: 0 }
 }
 
 /// Returns a guest's text as one line without control characters.

@@ -8,7 +8,8 @@ use guest_agent::protocol::{self, Terminals};
 
 use crate::host::terminal::Raw;
 use crate::host::terminal::standard_stream;
-use crate::run::streams::agent::{Input, OnClose, Sink, Streams};
+use crate::run::streams::agent::{OnClose, Sink, Streams};
+use crate::run::streams::input::Input;
 
 /// The streams for a command.
 pub struct Chosen {
@@ -53,6 +54,13 @@ pub fn continued(terminals: Terminals, has_input: bool) -> io::Result<Chosen> {
     }
     let streams = Streams { input, outputs: outputs(terminals)? };
     Ok(Chosen { streams, terminals, raw })
+}
+
+/// Returns the input of a guest's console.
+pub fn for_console() -> io::Result<Input> {
+    let stdin = io::stdin();
+    let input = if stdin.is_terminal() { Input::terminal } else { Input::file };
+    standard_stream(&stdin).map(input)
 }
 
 /// Returns where the command's output goes.

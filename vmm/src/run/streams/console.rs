@@ -13,6 +13,9 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
+use crate::protocol::ending::Ending;
+use crate::run::event_loop::{Next, Ready, Subscriber, input_of};
+
 /// Longest time that a byte waits for the rest of its line.
 const FLUSH_AFTER: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 /// No time at all.
@@ -64,6 +67,37 @@ impl AsRawFd for FlushTimer {
     }
 }
 
+/// Flushes the console's output when its timer expires.
+pub struct Flusher {
+    timer: Arc<FlushTimer>,
+    output: Output,
+}
+
+impl Flusher {
+    /// Creates a flusher of the output that arms this timer.
+    pub fn new(timer: Arc<FlushTimer>, output: Output) -> Self {
+        Self { timer, output }
+    }
+}
+
+impl Subscriber for Flusher {
+    type End = Ending;
+
+    fn files(&self) -> Vec<libc::pollfd> {
+        vec![input_of(&*self.timer)]
+    }
+
+    fn process(&mut self, ready: &Ready) -> Next<Ending> {
+        if ready.has(&*self.timer) {
+            self.timer.acknowledge();
+            if !self.output.try_flush() {
+                self.timer.arm();
+            }
+        }
+        Next::Wait
+    }
+}
+
 struct Buffer {
     waiting: Vec<u8>,
     file: Option<File>,
@@ -76,8 +110,8 @@ struct Buffer {
 pub struct Output(Arc<Mutex<Buffer>>);
 
 impl Output {
-    /// Creates an output into a file, if there is one. `timer` is armed when bytes wait; when it expires, the event
-    /// loop calls [`Output::try_flush`].
+    /// Creates an output into a file, if there is one. `timer` is armed when bytes wait; when it expires, a [`Flusher`]
+    /// calls [`Output::try_flush`].
     pub fn new(file: Option<File>, timer: Arc<FlushTimer>) -> Self {
         Self(Arc::new(Mutex::new(Buffer { waiting: Vec::new(), file, tail: None, timer })))
     }

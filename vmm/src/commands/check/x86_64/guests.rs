@@ -12,9 +12,10 @@ use anyhow::{Context, Result, bail};
 use guest_images::child;
 use guest_images::payloads::{BARE_METAL, LOOP_BRANCHES, LOOP_INSTRUCTIONS};
 use tally_machine::pmu::{Choice, Model};
+use tally_machine::target::STATISTICS;
 use vmm_sys_util::tempfile::TempFile;
 
-use super::report::Report;
+use super::report::{Distribution, Report};
 use crate::run::logging;
 
 /// Runs guests by `tally run` with the same options.
@@ -23,41 +24,57 @@ pub struct Guests {
     options: Vec<String>,
     /// Remarks that the report has already.
     known: Vec<String>,
+    /// Frequency of a guest's time-stamp counter, in kHz.
+    clock: u32,
+}
+
+/// What a guest and Tally have said.
+struct Said {
+    out: String,
+    /// What the PMU has done, as the machine says it at its end.
+    statistics: Option<String>,
 }
 
 impl Guests {
     /// Prepares guests with the PMU that is checked.
-    pub fn new(choice: Choice, counters: Option<u32>, known: Vec<String>) -> Result<Self> {
+    pub fn new(choice: Choice, counters: Option<u32>, known: Vec<String>, clock: u32) -> Result<Self> {
         let mut words = vec!["run".to_owned(), format!("--pmu={}", choice.name())];
         words.extend(counters.map(|counters| format!("--counters={counters}")));
         Ok(Self {
             program: env::current_exe().context("cannot find this program's file")?,
             options: words,
             known,
+            clock,
         })
     }
 
     /// Runs a guest, which has to end with this status, and returns its output. Tally's messages become notes in the
     /// report.
-    fn run(&self, arguments: &[&str], status: i32, report: &mut Report) -> Result<String> {
+    fn run(&self, arguments: &[&str], status: i32, report: &mut Report) -> Result<Said> {
         let mut command = Command::new(&self.program);
         command.args(&self.options).args(arguments).stdin(Stdio::null());
         // The messages are a part of the report, and must not depend on the user's environment.
-        command.env_remove(logging::VARIABLE);
+        command.env(logging::VARIABLE, format!("{STATISTICS}=debug"));
         child::die_with_this_process(&mut command, child::Death::Terminate);
         let Output { status: ended, stdout, stderr } = command.output().context("cannot run this program")?;
         let said = String::from_utf8_lossy(&stderr);
         let said = said.lines().map(|line| line.trim_start_matches("tally: ").to_owned());
-        let news: Vec<String> = said.filter(|line| !self.known.contains(line)).collect();
+        let (statistics, said): (Vec<_>, Vec<_>) = said.partition(|line| line.contains(ALARMS));
+        let news: Vec<String> = said.into_iter().filter(|line| !self.known.contains(line)).collect();
         if ended.code() != Some(status) {
             bail!("a guest failed: {}", news.last().map_or("it said nothing", String::as_str));
         }
         for line in news {
             report.fact("note", &line)?;
         }
-        Ok(String::from_utf8_lossy(&stdout).into_owned())
+        let out = String::from_utf8_lossy(&stdout).into_owned();
+        Ok(Said { out, statistics: statistics.into_iter().next() })
     }
 }
+
+/// What follows the number of alarms, and of those that found nothing, in what a machine says at its end.
+const ALARMS: &str = " alarms, ";
+const IGNORED: &str = " with nothing to do, ";
 
 /// Number of rounds of `count-user`'s loop. A round has two instructions; one more instruction leaves the loop.
 const ROUNDS: u64 = 10_000_000;
@@ -77,49 +94,56 @@ pub fn bare_metal(guests: &Guests, model: Model, report: &mut Report) -> Result<
     let count = |counter| format!("count-user={INSTRUCTIONS},{ROUNDS},{counter}");
     let counts: Vec<String> = (0..counters.len()).map(count).collect();
     let words =
-        format!("{} {} pmi=nmi,{OVERFLOWS},{PERIOD} {}", enabling(model), counts.join(" "), late(model));
+        format!("{} {} pmi=nmi,{OVERFLOWS},{PERIOD} {}", enabling(model), counts.join(" "), measuring(model));
     let said = guests.run(&["--kernel", &path, "--append", &words], ENDED, report)?;
+    let lines = || said.out.lines();
 
-    let mut counts = said.lines().filter_map(|line| line.strip_prefix("count ")?.split(' ').nth(1));
+    let mut counts = lines().filter_map(|line| line.strip_prefix("count ")?.split(' ').nth(1));
     for name in counters {
         let found = counts.next().and_then(|count| u64::from_str_radix(count, 16).ok());
         report.count(&format!("{name} in user mode"), found, 2 * ROUNDS + 1)?;
     }
-    let overflows = said.lines().find_map(|line| line.strip_prefix("pmi "));
+    let overflows = lines().find_map(|line| line.strip_prefix("pmi "));
     let number = |what: &str| {
         let part = overflows?.split(", ").find_map(|part| part.strip_suffix(what))?;
         part.trim().parse().ok()
     };
     report.count(&format!("overflows, {PERIOD} instructions apart"), number(" overflows"), OVERFLOWS)?;
     report.count("their NMIs", number(" interrupts"), OVERFLOWS)?;
-    for (what, line) in UNITS.into_iter().zip(said.lines().filter_map(|line| line.strip_prefix("late "))) {
-        report.measured(&format!("NMIs come late by so many {what}"), &lateness(line))?;
+    let mut late = lines().filter_map(|line| line.strip_prefix("late "));
+    for what in LATE {
+        report.measured(what, late.next().and_then(Distribution::parse))?;
+    }
+    let way = lines().find_map(|line| line.strip_prefix("way ")).and_then(Distribution::parse);
+    let in_nanoseconds = |ticks| u64::saturating_mul(ticks, 1_000_000) / u64::from(guests.clock.max(1));
+    report.measured("ns from the loop to its NMI's handler", way.map(|way| way.map(in_nanoseconds)))?;
+    if let Some((alarms, ignored)) = said.statistics.as_deref().and_then(alarms) {
+        report.number("alarms from the host's events", alarms)?;
+        report.number("alarms that found nothing to do", ignored)?;
     }
     Ok(())
 }
 
-/// What lateness is measured in.
-const UNITS: [&str; 2] = ["instructions", "branches"];
+/// Returns how many alarms there were, and how many found nothing.
+fn alarms(statistics: &str) -> Option<(u64, u64)> {
+    let (alarms, rest) = statistics.split_once(ALARMS)?;
+    let (ignored, _) = rest.split_once(IGNORED)?;
+    Some((alarms.rsplit(' ').next()?.parse().ok()?, ignored.parse().ok()?))
+}
 
-/// Returns the words that measure how late interrupts are, with the event of each of the [`UNITS`].
-fn late(model: Model) -> String {
+/// What is measured of an overflow's interrupt, besides its time.
+const LATE: [&str; 2] = ["NMIs late by so many instructions", "NMIs late by so many branches"];
+
+/// Returns the words that measure how late interrupts are, in instructions and in branches, and how long their way is.
+fn measuring(model: Model) -> String {
+    const INSTRUCTIONS: u32 = 0xc0;
     let branches = match model {
         Model::Amd(_) => 0xc2,
         Model::Intel(_) => 0xc4,
     };
     // It is on, interrupts, and counts user mode.
-    let word = |event| format!("late=nmi,{OVERFLOWS},{PERIOD},1,0:{:#x}", 0x51_0000 | event);
-    [0xc0, branches].map(word).join(" ")
-}
-
-/// Returns how late they were: the number of interrupts, the least, the median, the 99th percentile, the most.
-fn lateness(line: &str) -> String {
-    match line.split(' ').collect::<Vec<_>>()[..] {
-        [number, least, median, most_of_them, most] => {
-            format!("{least} to {most}, median {median}, 99 % at most {most_of_them} ({number} NMIs)")
-        }
-        _ => "no NMI came".to_owned(),
-    }
+    let word = |word, event| format!("{word}=nmi,{OVERFLOWS},{PERIOD},1,0:{:#x}", 0x51_0000 | event);
+    [word("late", INSTRUCTIONS), word("late", branches), word("way", INSTRUCTIONS)].join(" ")
 }
 
 /// Returns the bare-metal program in an unlinked file, which is gone when this process ends.
@@ -177,7 +201,7 @@ pub fn linux(guests: &Guests, model: Model, report: &mut Report) -> Result<()> {
     .join("; ");
     let said = guests.run(&["--", "sh", "-c", &script], 0, report)?;
 
-    let mut found = said.lines().map(|line| line.split(' ').next().and_then(|count| count.parse().ok()));
+    let mut found = said.out.lines().map(|line| line.split(' ').next().and_then(|count| count.parse().ok()));
     let mut next = || found.next().flatten();
     report.count("perf stat -e instructions:u", next(), LOOP_INSTRUCTIONS)?;
     report.count("perf stat -e branches:u", next(), LOOP_BRANCHES)?;
@@ -197,5 +221,17 @@ fn general(model: Model) -> usize {
     match model {
         Model::Amd(version) => version.counters(),
         Model::Intel(shape) => shape.general,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alarms_are_found_in_what_a_machine_says_at_its_end() {
+        let said = "vCPU 0: 3012 alarms, 12 with nothing to do, 3000 overflows, 3000 interrupts";
+        assert_eq!(alarms(said), Some((3012, 12)));
+        assert_eq!(alarms("vCPU 0: no alarms, "), None);
     }
 }

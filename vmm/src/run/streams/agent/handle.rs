@@ -1,4 +1,4 @@
-//! The event loop's handle on the agent: passes on signals and terminal sizes, and ends the agent's thread.
+//! The main thread's handle on the agent: passes on signals and terminal sizes, and ends the agent's thread.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use guest_agent::protocol::{Size, ToGuest};
 use vmm_sys_util::eventfd::EventFd;
 
-/// State that the event loop and the agent's thread share.
+/// State that the main thread and the agent's share.
 #[derive(Default)]
 pub struct Shared {
     /// True if a command runs, to which signals can be passed on.
@@ -19,7 +19,7 @@ pub struct Shared {
     orders: Mutex<Orders>,
 }
 
-/// What the event loop wants the guest to be told. A signal waits once however often it comes, as in a process, and of
+/// What the main thread wants the guest to be told. A signal waits once however often it comes, as in a process, and of
 /// the sizes only the last is of use. So a guest that reads nothing does not let them pile up.
 #[derive(Default)]
 pub struct Orders {

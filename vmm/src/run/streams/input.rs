@@ -1,20 +1,17 @@
-//! The host's ends of a command's streams: files that may be slow, and that others may close.
+//! The only reader of standard input, for the guest's console and for its command alike.
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::{AsRawFd, RawFd};
 
 use crate::host::terminal::{Escape, TYPE_AHEAD};
 use crate::protocol::ending::Ending;
-use crate::run::streams::console::has_room;
 
-/// Number of bytes that are read at a time.
-const CHUNK: usize = 16 << 10;
-/// Maximum size of a write: a pipe that is ready takes this much (`PIPE_BUF`) without blocking.
-const MAX_WRITE: usize = 4096;
+/// Maximum number of bytes that are read at a time.
+pub const CHUNK: usize = 16 << 10;
 
-/// The command's input.
+/// Standard input, and what was read of it that the guest has not taken.
 pub struct Input {
     file: File,
     /// Finds Ctrl-A X in what a person types; none if the input is no terminal.
@@ -35,6 +32,11 @@ impl Input {
     pub fn terminal(file: File) -> Self {
         // Wanted from the beginning, for Ctrl-A X ends a machine that does not come up.
         Self { escape: Some(Escape::default()), wanted: true, ..Self::file(file) }
+    }
+
+    /// Returns true if this is a regular file, which is ready at any time.
+    pub fn is_regular(&self) -> bool {
+        self.file.metadata().is_ok_and(|metadata| metadata.is_file())
     }
 
     /// Records whether the guest has room for more. A person's input is wanted in any case.
@@ -67,10 +69,10 @@ impl Input {
         self.ended && self.waiting.is_empty()
     }
 
-    /// Reads the available bytes. Returns an ending if they have Ctrl-A X.
-    pub fn read(&mut self) -> Option<Ending> {
+    /// Reads the available bytes, at most so many and [`CHUNK`]. Returns an ending if they have Ctrl-A X.
+    pub fn read(&mut self, most: usize) -> Option<Ending> {
         let mut bytes = [0; CHUNK];
-        let count = match self.file.read(&mut bytes) {
+        let count = match self.file.read(&mut bytes[..most.min(CHUNK)]) {
             Ok(count) => count,
             Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {
                 return None;
@@ -92,59 +94,5 @@ impl Input {
 impl AsRawFd for Input {
     fn as_raw_fd(&self) -> RawFd {
         self.file.as_raw_fd()
-    }
-}
-
-/// Sink for a stream that the command writes.
-pub struct Sink {
-    file: Option<File>,
-    fd: RawFd,
-    /// What to do when nobody reads the stream any more.
-    on_close: OnClose,
-    /// True if there is something to write for which the file has no room.
-    pub wanted: bool,
-}
-
-/// What to do when nobody reads a stream any more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnClose {
-    /// End the machine, as SIGPIPE ends a program.
-    End,
-    /// Drop the rest of the stream.
-    Discard,
-}
-
-impl Sink {
-    /// Creates a sink that writes to this file.
-    pub fn new(file: File, on_close: OnClose) -> Self {
-        Self { fd: file.as_raw_fd(), file: Some(file), on_close, wanted: false }
-    }
-
-    /// Writes as many of these bytes as the file takes without blocking. Returns their number, or an ending.
-    pub fn write(&mut self, bytes: &[u8]) -> Result<usize, Ending> {
-        let Some(file) = &mut self.file else { return Ok(bytes.len()) };
-        if !has_room(file) {
-            return Ok(0);
-        }
-        match file.write(&bytes[..bytes.len().min(MAX_WRITE)]) {
-            Ok(count) => Ok(count),
-            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {
-                Ok(0)
-            }
-            Err(error) => {
-                self.file = None;
-                match (self.on_close, error.kind()) {
-                    (OnClose::Discard, _) => Ok(bytes.len()),
-                    (OnClose::End, io::ErrorKind::BrokenPipe) => Err(Ending::Signal(libc::SIGPIPE)),
-                    (OnClose::End, _) => Err(Ending::Output(error)),
-                }
-            }
-        }
-    }
-}
-
-impl AsRawFd for Sink {
-    fn as_raw_fd(&self) -> RawFd {
-        self.fd
     }
 }
