@@ -71,7 +71,8 @@ fn here(progress: &mut Progress) -> Result<Programs> {
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo.current_dir(project()).args([
             "build",
-            "--release",
+            "--profile",
+            "dist",
             "--locked",
             "--quiet",
             "--package",
@@ -85,7 +86,7 @@ fn here(progress: &mut Progress) -> Result<Programs> {
             bail!("{package} does not compile");
         }
     }
-    Ok(target.join("x86_64-unknown-linux-gnu/release"))
+    Ok(target.join("x86_64-unknown-linux-gnu/dist"))
 }
 
 /// Returns the compiler's options that put other names in place of this machine's paths.

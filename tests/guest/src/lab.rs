@@ -126,7 +126,7 @@ pub struct OnEachHost<T = Results> {
 impl<T> OnEachHost<T> {
     /// Creates the results of a function, which is called on the thread of a test.
     pub const fn new(run: fn() -> T) -> Self {
-        let silicon = [LazyLock::new(run), LazyLock::new(run)];
+        let silicon = [LazyLock::new(run), LazyLock::new(run), LazyLock::new(run), LazyLock::new(run)];
         Self { amd: LazyLock::new(run), intel: LazyLock::new(run), silicon }
     }
 }

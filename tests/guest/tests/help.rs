@@ -16,6 +16,8 @@ const TALLY: &[&str] = &[
     "run",
     "list",
     "stat",
+    "record",
+    "symbols",
     "snapshot",
     "policy",
     "doctor",

@@ -6,6 +6,9 @@
 #   compared N    number of compared intervals between two samples
 #   ended N       number of those whose length is the period in the sample at their end
 #   begun N       number of those whose length is the period in the sample at their beginning
+#   shortened N   number of those that are shorter than the period in the sample at their beginning. The kernel ends a
+#                 period at a tick if more than eight times the period is left of it that it wants by then, as after it
+#                 throttled the event.
 #   value N       counter's value at the last sample
 #   longest N     longest period
 
@@ -19,6 +22,7 @@
         compared++
         ended += next_value == value + next_period
         begun += next_value == value + period
+        shortened += next_value < value + period
     }
     value = next_value
     period = next_period
@@ -29,6 +33,7 @@ END {
     print "compared", compared + 0
     print "ended", ended + 0
     print "begun", begun + 0
+    print "shortened", shortened + 0
     print "value", value + 0
     print "longest", longest + 0
 }

@@ -12,6 +12,7 @@ pub fn tests() -> Vec<Test> {
             every_count_of_the_hosts_own_pmu_is_exact,
             every_count_of_every_pmu_is_exact,
             a_report_names_the_host_and_the_pmu,
+            a_report_as_json_has_all_of_it,
             kvms_own_vpmu_is_refused,
         ],
         on_intel(tests![every_count_of_the_hosts_own_pmu_is_exact]),
@@ -82,7 +83,9 @@ static RESULTS: OnEachHost = OnEachHost::new(|| {
     };
     let steps = Steps::new("check").step("auto", "./tally check");
     match host::current() {
-        Host::Amd => add_others(steps).step("without", "./tally check --pmu kvm"),
+        Host::Amd => {
+            add_others(steps).step("json", "./tally check --json").step("without", "./tally check --pmu kvm")
+        }
         Host::Intel => steps.second_tier(add_others),
     }
     .run()
@@ -135,6 +138,40 @@ fn a_report_names_the_host_and_the_pmu() {
         assert!(text.contains(words), "{text}");
         assert!(text.contains("host   Linux ") && text.contains(family), "{text}");
     }
+}
+
+/// On this host an interrupt comes at the next instruction.
+fn a_report_as_json_has_all_of_it() {
+    let done = RESULTS.of("json");
+    let report: serde_json::Value =
+        serde_json::from_str(&done.text()).unwrap_or_else(|_| panic!("{}", done.text()));
+    let counts = 6 + 2 + 2 + 6 + 1;
+    assert_eq!((done.status, &report["exact"], &report["wrong"]), (0, &counts.into(), &0.into()), "{report}");
+    assert_eq!(report["counts"].as_array().map(Vec::len), Some(counts));
+    for count in report["counts"].as_array().into_iter().flatten() {
+        assert_eq!(count["found"], count["right"], "{count}");
+    }
+    let measured = report["measured"].as_array().expect("it is a list");
+    let [instructions, branches, way] = &measured[..] else { panic!("{report}") };
+    let distribution = |of: &serde_json::Value| {
+        ["number", "least", "median", "percentile_99", "most"]
+            .map(|field| of[field].as_u64().unwrap_or(u64::MAX))
+    };
+    assert_eq!(distribution(instructions), [1000, 0, 0, 0, 0], "{report}");
+    assert_eq!(distribution(branches), [500, 0, 0, 0, 0], "{report}");
+    let [number, least, median, percentile_99, most] = distribution(way);
+    assert_eq!(number, 1000, "{report}");
+    // An exit alone takes more than a microsecond of this host's time.
+    assert!(1000 < least && least <= median && median <= percentile_99 && percentile_99 <= most, "{report}");
+    let number = |what: &str| {
+        let numbers = report["numbers"].as_array().into_iter().flatten();
+        numbers
+            .filter(|number| number["what"].as_str() == Some(what))
+            .find_map(|number| number["found"].as_u64())
+    };
+    assert!(number("alarms that found nothing to do").is_some_and(|ignored| ignored < 10), "{report}");
+    assert!(number("alarms from the host's events") >= Some(3500), "{report}");
+    assert_eq!(number("samples a second that it allowed afterwards"), Some(100_000), "{report}");
 }
 
 fn kvms_own_vpmu_is_refused() {

@@ -33,8 +33,10 @@ mod pressure;
 mod progress;
 mod public_suites;
 mod rdpmc;
+mod record;
 mod riscv;
 mod riscv_figures;
+mod roots;
 mod rr;
 mod sampling;
 mod sandbox;
@@ -86,8 +88,10 @@ fn main() -> ExitCode {
         progress::tests,
         public_suites::tests,
         rdpmc::tests,
+        record::tests,
         riscv::tests,
         riscv_figures::tests,
+        roots::tests,
         rr::tests,
         sampling::tests,
         sandbox::tests,

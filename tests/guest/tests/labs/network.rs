@@ -1,5 +1,5 @@
 //! Guests with a network, by passt and by a tap device. One host for all of them, with another host behind it in a
-//! network namespace: three templates, and a dozen guests that start from them: forty seconds of a core.
+//! network namespace: four templates, and a dozen guests that start from them: forty seconds of a core.
 
 use std::sync::LazyLock;
 
@@ -13,6 +13,7 @@ use tally_lab::passt;
 pub fn tests() -> Vec<Test> {
     tests![
         a_guest_has_the_hosts_address_and_reaches_other_hosts,
+        below_a_root_the_guest_has_its_own_name_server,
         names_are_asked_of_the_hosts_name_server,
         large_transfers_arrive_whole,
         the_hosts_loopback_is_reachable_only_if_asked_for,
@@ -98,6 +99,7 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         ("user", guest("--net user", &format!(
             "ip -4 -o address show eth0; ip route; cat /etc/resolv.conf; {fetch} http://192.0.2.1/"
         ))),
+        ("root", guest("--net user --root /", &format!("cat /etc/resolv.conf; {fetch} http://192.0.2.1/"))),
         ("names", guest("--net user", "nslookup www.example.org")),
         ("large", format!(
             "md5sum <there/large; {}; {}",
@@ -185,6 +187,10 @@ fn a_guest_has_the_hosts_address_and_reaches_other_hosts() {
     assert!(lines[0].contains("inet 192.0.2.2/24 "), "{lines:?}");
     assert_eq!(lines[1].trim(), "default via 192.0.2.1 dev eth0");
     assert_eq!(lines[lines.len() - 2..], ["nameserver 169.254.1.1", "from the other host"]);
+}
+
+fn below_a_root_the_guest_has_its_own_name_server() {
+    assert_eq!(lines("root"), ["nameserver 169.254.1.1", "from the other host"]);
 }
 
 fn names_are_asked_of_the_hosts_name_server() {

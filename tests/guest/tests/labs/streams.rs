@@ -37,7 +37,7 @@ static RESULTS: LazyLock<Results> =
 fn pipes(steps: Steps) -> Steps {
     let interrupted = |what: &str, signals: &str| {
         format!(
-            "(until grep -q ready said; do sleep 0.1; done; {signals}) & ./interruptible {RUN} -- sh -c '{what}' >said; status=$?; \
+            "rm -f said; (until grep -qs ready said; do sleep 0.1; done; {signals}) & ./interruptible {RUN} -- sh -c '{what}' >said; status=$?; \
              wait; cat said; exit $status"
         )
     };
@@ -72,8 +72,8 @@ fn pipes(steps: Steps) -> Steps {
         .step(
             "ignored",
             &format!(
-                "mkfifo fifo; (trap '' HUP; exec {RUN} -- sh -c 'echo ready; read line; echo $line') >said <fifo & exec 9>fifo; \
-                 until grep -q ready said; do sleep 0.1; done; kill -HUP $!; echo done >&9; wait $!; status=$?; \
+                "rm -f said; mkfifo fifo; (trap '' HUP; exec {RUN} -- sh -c 'echo ready; read line; echo $line') >said <fifo & exec 9>fifo; \
+                 until grep -qs ready said; do sleep 0.1; done; kill -HUP $!; echo done >&9; wait $!; status=$?; \
                  cat said; exit $status"
             ),
         )
