@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 const REDRAW: Duration = Duration::from_millis(100);
 /// Time between two lines of a log about the same step.
 const REPORT: Duration = Duration::from_secs(30);
+/// How long a step has to have run until its speed is taken for that of its rest.
+const TELLING: Duration = Duration::from_secs(10);
 /// Moves the cursor to the beginning of the line and erases the line.
 const ERASE: &str = "\r\x1b[K";
 
@@ -173,14 +175,27 @@ impl Progress {
 
     /// Shows how much of a download is here, as [`Self::detail`] does.
     pub fn bytes(&mut self, here: u64, total: u64) {
-        const WIDTH: u64 = 24;
         self.report();
-        let done = (here * WIDTH).checked_div(total).unwrap_or(WIDTH).min(WIDTH);
-        let bar: String = (0..WIDTH).map(|place| if place < done { '#' } else { '.' }).collect();
         // Tenths of a megabyte.
-        let [here, total] =
+        let [megabytes, of] =
             [here, total].map(|bytes| format!("{}.{}", bytes / 1_000_000, bytes / 100_000 % 10));
-        self.detail(&format!("[{bar}] {here} of {total} MB"));
+        self.part(here, total, &format!("{megabytes} of {of} MB"));
+    }
+
+    /// Shows how many parts of the current step are done.
+    pub fn parts(&mut self, done: u64, total: u64) {
+        self.part(done, total, &format!("{done} of {total}"));
+    }
+
+    /// Shows a bar, how much of the step is done in words, and how long the rest takes if it goes on like this.
+    fn part(&mut self, done: u64, total: u64, words: &str) {
+        const WIDTH: u64 = 24;
+        let filled = done.saturating_mul(WIDTH).checked_div(total).unwrap_or(WIDTH).min(WIDTH);
+        let bar: String = (0..WIDTH).map(|place| if place < filled { '#' } else { '.' }).collect();
+        let elapsed = self.step.as_ref().map_or(Duration::ZERO, |(_, begun)| begun.elapsed());
+        let left = left(elapsed, done, total)
+            .map_or(String::new(), |left| format!(", some {} s left", left.as_secs()));
+        self.detail(&format!("[{bar}] {words}{left}"));
     }
 
     /// Shows what the program waits for, on a line of a terminal that [`Self::clear`] erases. Within a step, shows it
@@ -227,6 +242,13 @@ fn say(stream: &Stream, text: &str) {
 /// Locks what no thread leaves half written.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns how long the rest of a step takes at the speed that it has had, once that says something.
+fn left(elapsed: Duration, done: u64, total: u64) -> Option<Duration> {
+    let rest = total.checked_sub(done).filter(|rest| *rest > 0 && done > 0)?;
+    let seconds = elapsed.as_secs().checked_mul(rest)? / done;
+    (elapsed >= TELLING && seconds > 0).then_some(Duration::from_secs(seconds))
 }
 
 /// Replaces control characters: texts may quote what a mirror or an index of packages says.
@@ -291,6 +313,15 @@ mod tests {
             "p: fetching ... [############............] 12.3 of 24.0 MB"
         );
         assert_eq!(shown(0, 0), "p: fetching ... [########################] 0.0 of 0.0 MB");
+    }
+
+    #[test]
+    fn how_long_a_step_still_takes_is_said_when_its_speed_is_known() {
+        let left =
+            |seconds, done, total| left(Duration::from_secs(seconds), done, total).map(|left| left.as_secs());
+        assert_eq!(left(60, 300, 1200), Some(180));
+        assert_eq!([left(60, 0, 1200), left(60, 1200, 1200), left(60, 2, 1)], [None; 3]);
+        assert_eq!([left(9, 300, 1200), left(10, 1, u64::MAX), left(60, 1199, 1200)], [None; 3]);
     }
 
     #[test]

@@ -227,8 +227,8 @@ impl Simulator {
         let mut tail = VecDeque::new();
         let output = child.stdout.take().map(BufReader::new);
         for line in output.into_iter().flat_map(BufRead::lines).map_while(std::result::Result::ok) {
-            if let Some((done, _)) = line.strip_prefix('[').and_then(|line| line.split_once(']')) {
-                progress.detail(done);
+            if let Some((done, total)) = parts(&line) {
+                progress.parts(done, total);
             }
             tail.push_back(line);
             if tail.len() > TAIL_LINES {
@@ -238,6 +238,12 @@ impl Simulator {
         let status = child.wait().map_err(Error::system("wait for the compiler"))?;
         if status.success() { Ok(()) } else { Err(Error::Compile(Vec::from(tail).join("\n"))) }
     }
+}
+
+/// Returns how many files have been compiled, of how many, if ninja's line says so: `[327/1221] Compiling ...`.
+fn parts(line: &str) -> Option<(u64, u64)> {
+    let (done, total) = line.strip_prefix('[')?.split_once(']')?.0.split_once('/')?;
+    Some((done.parse().ok()?, total.parse().ok()?))
 }
 
 /// Returns a file of [`FILES`].
