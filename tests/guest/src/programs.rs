@@ -23,6 +23,8 @@ pub const BRANCHES_BETWEEN_PAUSES: u64 = 50_000_002;
 
 /// Functions with frame pointers that call each other and the kernel. `heavy` takes three times as long as `light`.
 pub const LAYERS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/layers"));
+/// Its build id. No other of these programs has one.
+pub const LAYERS_BUILD_ID: &str = env!("LAYERS_BUILD_ID");
 /// Number of instructions that `heavy` executes, in millions.
 pub const HEAVY_MILLIONS: u64 = 150;
 /// Number of instructions that `light` executes, in millions.

@@ -43,7 +43,7 @@ pub use pmu::exit_signals::block_exit_signals;
 pub use pmu::journal::Journal;
 pub use recording::kallsyms::Symbols;
 pub use recording::linux::{GuestLinux, build_id, symbols};
-pub use recording::sample::{Sample, Task};
+pub use recording::sample::{Mapping, Sample, Task};
 pub use recording::{Plan as SamplingPlan, RecordError};
 pub use snapshot::{MachineState, PausedMachine, Saver};
 pub use vcpu::exits::{Exits, Share};

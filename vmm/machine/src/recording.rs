@@ -7,8 +7,10 @@
 pub mod btf;
 pub mod kallsyms;
 pub mod linux;
+mod mappings;
 pub mod sample;
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
@@ -19,8 +21,14 @@ use vpmu_perf::{HostPmu, Rate, Sampling};
 
 use crate::arch::Look;
 use crate::memory::GuestRam;
-use linux::GuestLinux;
-use sample::{Sample, SampleBuffer};
+use linux::{GuestLinux, Running};
+use mappings::Region;
+use sample::{Mapping, Sample, SampleBuffer};
+
+/// Maximum number of regions of processes that are remembered, and of those that are looked up for a sample: a guest
+/// can make up any number.
+const MAX_KNOWN: usize = 1 << 12;
+const MAX_REGIONS: usize = 16;
 
 /// What is sampled, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +79,8 @@ pub struct Recorder {
     ram: GuestRam,
     /// What the event had counted at the last sample.
     counted: u64,
+    /// Regions of processes that are in earlier samples, or are of no file.
+    known: HashSet<(u32, Region)>,
 }
 
 impl Recorder {
@@ -85,7 +95,7 @@ impl Recorder {
         if event.read().is_some_and(|reading| reading.running == 0) {
             return Err(RecordError::NoCounter);
         }
-        Ok(Self { vcpu, event, order, ram: ram.clone(), counted: 0 })
+        Ok(Self { vcpu, event, order, ram: ram.clone(), counted: 0, known: HashSet::new() })
     }
 
     /// Takes a sample: the event has overflowed, and the vCPU has left its guest.
@@ -107,6 +117,11 @@ impl Recorder {
                 user = look.entered_from(memory, running.stack);
             }
         }
+        let addresses = look.is_user.then_some(look.instruction).into_iter().chain(user.iter().copied());
+        let (regions, mappings) = match linux.zip(running.as_ref()) {
+            Some((linux, running)) => self.mappings(linux, running, addresses),
+            None => Default::default(),
+        };
         let sample = Sample {
             time: now(),
             vcpu: self.vcpu,
@@ -117,8 +132,42 @@ impl Recorder {
             task: running.map(|running| running.task),
             kernel,
             user,
+            mappings,
         };
-        self.order.buffer.add(sample);
+        if self.order.buffer.add(sample) {
+            if self.known.len() + regions.len() > MAX_KNOWN {
+                self.known.clear();
+            }
+            self.known.extend(regions);
+        }
+    }
+
+    /// Returns the regions of a process in which these addresses are, and which of them are files, as far as they are
+    /// not known yet.
+    fn mappings(
+        &self,
+        linux: &GuestLinux,
+        running: &Running,
+        addresses: impl Iterator<Item = u64>,
+    ) -> (Vec<(u32, Region)>, Vec<Mapping>) {
+        let memory = &self.ram.mapped;
+        let mut found: Vec<Region> = Vec::new();
+        let mut looks = 0;
+        for address in addresses {
+            if found.iter().any(|region| (region.start..region.end).contains(&address)) {
+                continue;
+            }
+            looks += 1;
+            if looks > MAX_REGIONS {
+                break;
+            }
+            found.extend(linux.region(memory, running, address));
+        }
+        let found = found.into_iter().map(|region| (running.task.process, region));
+        let unknown: Vec<_> = found.filter(|region| !self.known.contains(region)).collect();
+        let mappings = unknown.iter().filter_map(|(_, region)| linux.mapping(memory, running, region));
+        let mappings = mappings.collect();
+        (unknown, mappings)
     }
 
     /// Returns the number of counts since the last sample.

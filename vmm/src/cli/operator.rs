@@ -119,7 +119,7 @@ written beside the samples: perf report --kallsyms perf.data.kallsyms. Only
 these: tally symbols.
 
 Examples:
-  tally record web --duration 10
+  tally record web --duration 10 --flamegraph web.svg
   tally record 1234 -e instructions:u -c 1000003 -o web.data")]
 pub struct Record {
     /// A running VM: its process or its name
@@ -135,8 +135,11 @@ pub struct Record {
     #[arg(short, long, default_value = "cycles", hide_default_value = true)]
     pub event: SampledEvent,
     /// Callers: fp (frame pointers) or no
-    #[arg(long, value_name = "HOW", default_value = "no", value_parser = PossibleValuesParser::new(["fp", "no"]), hide_possible_values = true, hide_default_value = true)]
-    pub call_graph: String,
+    #[arg(long, value_name = "HOW", value_parser = PossibleValuesParser::new(["fp", "no"]), hide_possible_values = true)]
+    pub call_graph: Option<String>,
+    /// Also draw a flame graph, with callers unless they are refused
+    #[arg(long, value_name = "FILE.svg")]
+    pub flamegraph: Option<PathBuf>,
     /// End after this time
     #[arg(long, value_name = "SECONDS", value_parser = duration)]
     pub duration: Option<Duration>,

@@ -1,5 +1,6 @@
 //! `tally record`: samples a running VM, and writes what perf reads. `tally symbols`: writes the symbols of its kernel.
 
+mod functions;
 mod perf_data;
 
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -17,6 +18,9 @@ use crate::cli::{Record, Symbols};
 use crate::commands::client::{self, ClientError, Vm};
 use crate::host::{printer, signals};
 use crate::protocol::recording::{Begun, RecordOptions, SampleRate, Samples};
+use crate::run::flamegraph::Picture;
+use crate::run::flamegraph::stacks::Stacks;
+use functions::Functions;
 use perf_data::{Description, Writer};
 
 /// Samples in a second without `-F` and `-c`: no divisor of the periods that programs have.
@@ -32,12 +36,14 @@ const MAX_RATE: &str = "/proc/sys/kernel/perf_event_max_sample_rate";
 pub fn record(options: &Record) -> Result<ExitCode> {
     signals::ignore_sigxfsz();
     check_rate(options.frequency)?;
+    let picture = options.flamegraph.as_deref().map(Picture::new).transpose()?;
     let mut vm = find(&options.vm, "recorded")?;
     let symbols = vm.symbols()?;
     let rate = options
         .count
         .map_or(SampleRate::Frequency(options.frequency.unwrap_or(FREQUENCY)), SampleRate::Period);
-    let chains = options.call_graph == "fp";
+    // A flame graph is of callers.
+    let chains = options.call_graph.as_ref().map_or(picture.is_some(), |how| how == "fp");
     let asked = RecordOptions { event: options.event.text.clone(), rate, chains };
     let begun = vm.record(asked)?;
     // They end the recording.
@@ -58,7 +64,11 @@ pub fn record(options: &Record) -> Result<ExitCode> {
         printer::say(&remark);
     }
     let mut taken = Taken::default();
-    let ended = fetch(&mut vm, &mut writer, options.duration, &mut taken);
+    // Another user may have chosen the files.
+    let drawn = |_: &_| (Functions::new(&symbols, vm.other_owner().is_none()), Stacks::default());
+    let mut output = Output { writer: &mut writer, drawn: picture.as_ref().map(drawn) };
+    let ended = fetch(&mut vm, &mut output, options.duration, &mut taken);
+    let stacks = output.drawn.map(|(_, stacks)| stacks);
     writer.finish().with_context(failed)?;
     let beside = write_symbols_beside(&options.output, &symbols);
     printer::say(&summary(options, &taken, beside.as_ref().ok().and_then(Option::as_deref)));
@@ -69,6 +79,15 @@ pub fn record(options: &Record) -> Result<ExitCode> {
         }
         Err(Stopped::Vm(error)) => return Err(error.into()),
         Err(Stopped::Write(error)) => return Err(error).with_context(failed),
+    }
+    if let (Some(picture), Some(stacks)) = (picture, stacks) {
+        if stacks.count() == 0 {
+            bail!("--flamegraph: there was no sample");
+        }
+        if let Some(remark) = stacks.remark() {
+            printer::say(&remark);
+        }
+        picture.draw(&options.vm, stacks)?;
     }
     beside.map(|_| ExitCode::SUCCESS)
 }
@@ -150,6 +169,8 @@ fn remarks(symbols: &str, begun: &Begun, chains: bool) -> Vec<&'static str> {
     }
     if !begun.has_processes {
         remarks.push("the guest's kernel does not say which process runs: each has the address of its page tables as its name");
+    } else if !begun.has_mappings {
+        remarks.push("the guest's kernel does not say which files its programs have mapped: their functions have no names");
     }
     if chains && !begun.has_kernel_chains {
         remarks.push(
@@ -168,6 +189,13 @@ struct Taken {
     scheduled: Option<u64>,
 }
 
+/// Where samples go.
+struct Output<'a, 'b> {
+    writer: &'a mut Writer<'b>,
+    /// Names and stacks for a flame graph.
+    drawn: Option<(Functions, Stacks)>,
+}
+
 /// Why no more samples come.
 enum Stopped {
     Vm(ClientError),
@@ -181,26 +209,31 @@ impl From<ClientError> for Stopped {
 }
 
 /// Writes samples until the time is over or a signal comes, and then those that are left.
-fn fetch(vm: &mut Vm, writer: &mut Writer, time: Option<Duration>, taken: &mut Taken) -> Result<(), Stopped> {
+fn fetch(vm: &mut Vm, output: &mut Output, time: Option<Duration>, taken: &mut Taken) -> Result<(), Stopped> {
     let begun = Instant::now();
     let is_over = || signals::is_end_pending() || time.is_some_and(|time| begun.elapsed() >= time);
     while !is_over() {
         let left = time.map_or(INTERVAL, |time| time.saturating_sub(begun.elapsed()));
-        if !fetch_some(vm, writer, taken)? {
+        if !fetch_some(vm, output, taken)? {
             thread::sleep(left.min(INTERVAL));
         }
     }
     taken.scheduled = vm.stop_recording()?.into_iter().min();
     let until = Instant::now() + LAST;
-    while fetch_some(vm, writer, taken)? && Instant::now() < until {}
+    while fetch_some(vm, output, taken)? && Instant::now() < until {}
     Ok(())
 }
 
 /// Writes the samples that wait. Returns whether there are more.
-fn fetch_some(vm: &mut Vm, writer: &mut Writer, taken: &mut Taken) -> Result<bool, Stopped> {
+fn fetch_some(vm: &mut Vm, output: &mut Output, taken: &mut Taken) -> Result<bool, Stopped> {
     let Samples { taken: mut samples, lost, more } = vm.samples()?;
     samples.sort_by_key(|sample| sample.time);
-    writer.add(&samples, lost, !more).map_err(Stopped::Write)?;
+    output.writer.add(&samples, lost, !more).map_err(Stopped::Write)?;
+    if let Some((functions, stacks)) = &mut output.drawn {
+        for sample in &samples {
+            stacks.add(&functions.frames(sample));
+        }
+    }
     taken.samples += samples.len() as u64;
     taken.lost = taken.lost.saturating_add(lost);
     Ok(more)

@@ -95,6 +95,9 @@ pub struct Begun {
     pub config: u64,
     /// The samples say which process ran.
     pub has_processes: bool,
+    /// They say which files programs have mapped.
+    #[serde(default)]
+    pub has_mappings: bool,
     /// The samples have callers in the kernel.
     pub has_kernel_chains: bool,
     /// Build id of the guest's kernel, if it was found.

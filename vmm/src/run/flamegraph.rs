@@ -4,22 +4,23 @@
 
 mod destination;
 mod fold;
+mod picture;
+pub mod stacks;
 
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufReader};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, bail};
-use inferno::flamegraph::color::MultiPalette;
-use inferno::flamegraph::{self, Options, Palette};
 use log::warn;
 
 use crate::sandbox::{self, Access, Reach, Thread};
-use destination::Destination;
-use fold::{Stacks, fold};
+use fold::fold;
+pub use picture::Picture;
+use stacks::Stacks;
 
 /// Shell script that runs the command `$@` under perf and sends every sample's stack to the report's port. The status
 /// and all errors are the command's: a missing command is reported as the agent does, one that cannot be run by the
@@ -39,8 +40,6 @@ status=$?
 [ $status -ne 143 ] || status=${interrupted:-143}
 perf script -i /run/samples -F comm,ip,sym,dso >/dev/vport0p5
 exit $status";
-/// Number of letters that fit above a picture.
-const MAX_TITLE: usize = 110;
 
 /// Returns the command that the guest runs instead of this one.
 pub fn wrap(command: &[OsString]) -> Vec<OsString> {
@@ -49,8 +48,7 @@ pub fn wrap(command: &[OsString]) -> Vec<OsString> {
 
 /// A flame graph that is being made. Unless it is finished, no file is left.
 pub struct FlameGraph {
-    path: PathBuf,
-    destination: Destination,
+    picture: Picture,
     /// Thread that folds the report.
     folding: Option<JoinHandle<io::Result<Stacks>>>,
 }
@@ -58,9 +56,7 @@ pub struct FlameGraph {
 impl FlameGraph {
     /// Prepares a flame graph in this file.
     pub fn new(path: &Path) -> Result<Self> {
-        let destination =
-            Destination::new(path).with_context(|| format!("--flamegraph {}", path.display()))?;
-        Ok(Self { path: path.to_owned(), destination, folding: None })
+        Ok(Self { picture: Picture::new(path)?, folding: None })
     }
 
     /// Returns the file into which the guest's report goes, and starts the thread that folds it.
@@ -73,51 +69,27 @@ impl FlameGraph {
 
     /// Returns what [`Self::finish`] needs.
     pub fn reach(&self) -> Result<Option<Reach>> {
-        let reach = self.destination.folder().map(|folder| Reach::to(folder, Access::Create)).transpose();
-        reach.with_context(|| format!("--flamegraph {}", self.path.display()))
+        let reach = self.picture.folder().map(|folder| Reach::to(folder, Access::Create)).transpose();
+        reach.with_context(|| self.picture.option())
     }
 
     /// Draws the flame graph. The report has to have ended.
     pub fn finish(self, command: &[OsString]) -> Result<()> {
         let folded = self.folding.map(|folding| folding.join().expect("a panic ends the process"));
-        let Stacks { counts, left_out, .. } =
-            folded.transpose().context("cannot read the guest's report")?.unwrap_or_default();
-        let count: u64 = counts.values().sum();
-        match (count, left_out) {
+        let stacks = folded.transpose().context("cannot read the guest's report")?.unwrap_or_default();
+        match (stacks.count(), stacks.left_out) {
             (0, 0) => bail!("--flamegraph: the command ended before perf took a sample"),
             (0, _) => {
                 bail!("--flamegraph: the guest's report has only samples that are too large to be drawn")
             }
-            (_, 0) => {}
-            _ => warn!(
-                "--flamegraph: the picture shows {count} of {} samples: the others are too large, or too different",
-                count + left_out
-            ),
+            _ => {}
         }
-        let mut options = Options::default();
-        options.title = title(command);
-        options.subtitle = Some(format!("{count} samples"));
-        // This palette has a colour of its own for the kernel's frames, and `hash` gives a function the same colour in
-        // each picture.
-        options.colors = Palette::Multi(MultiPalette::Java);
-        options.hash = true;
-        let lines: Vec<String> =
-            counts.into_iter().map(|(stack, count)| format!("{stack} {count}")).collect();
-        self.destination
-            .write(|to| flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), to))
-            .with_context(|| format!("--flamegraph {}", self.path.display()))
+        if let Some(remark) = stacks.remark() {
+            warn!("{remark}");
+        }
+        let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+        self.picture.draw(&words.join(" "), stacks)
     }
-}
-
-/// Returns the command, cut to the room that there is for it.
-fn title(command: &[OsString]) -> String {
-    let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
-    let mut title = words.join(" ").replace(char::is_control, " ");
-    if let Some((end, _)) = title.char_indices().nth(MAX_TITLE) {
-        title.truncate(end);
-        title.push('\u{2026}');
-    }
-    title
 }
 
 #[cfg(test)]
@@ -149,12 +121,6 @@ mod tests {
         {
             assert!(svg.contains(text), "{text}");
         }
-    }
-
-    #[test]
-    fn a_long_command_is_cut_to_fit_above_the_picture() {
-        assert_eq!(title(&["a;".into(), "b\nc".into()]), "a; b c");
-        assert_eq!(title(&["\u{e4}".repeat(500).into()]), "\u{e4}".repeat(MAX_TITLE) + "\u{2026}");
     }
 
     #[test]

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use guest_images::Suite;
 use guest_tests::lab::{OnEachHost, StepOutput, Steps, with_installed_kernel};
 use guest_tests::programs::{
-    LAYERS, SPLIT, SPLIT_INSTRUCTIONS, SPLIT_PERIOD, TRACK, TRACK_INSTRUCTIONS, TRACK_LENGTH,
+    HEAVY_MILLIONS, LAYERS, LAYERS_BUILD_ID, LIGHT_MILLIONS, SPLIT, SPLIT_INSTRUCTIONS, SPLIT_PERIOD, TRACK,
+    TRACK_INSTRUCTIONS, TRACK_LENGTH,
 };
 use guest_tests::suite::{Test, on_intel, second_tier};
 use guest_tests::tests;
@@ -25,6 +26,9 @@ fn on_any_host() -> Vec<Test> {
         call_chains_are_those_that_the_guests_own_perf_takes,
         a_guest_that_is_recorded_counts_the_same,
         symbols_are_those_that_the_guests_kernel_shows,
+        functions_of_programs_on_a_share_are_named,
+        a_flame_graph_has_a_tower_for_each_process,
+        another_file_of_a_programs_name_does_not_name_its_functions,
         the_kernels_functions_are_named_and_its_callers_are_the_programs,
         samples_of_two_vcpus_have_the_processes_that_ran_there,
         what_cannot_be_recorded_is_one_line,
@@ -64,6 +68,7 @@ const WAIT: &str = "echo ready; sleep 4;";
 static RESULTS: OnEachHost = OnEachHost::new(|| {
     let steps =
         Steps::new("record").in_guest("track", TRACK).in_guest("split", SPLIT).in_guest("layers", LAYERS);
+    let steps = steps.configure_host(|scenario| scenario.program(SPLIT, "split").program(LAYERS, "layers"));
     let step = |commands: &str| format!("{FUNCTIONS} {commands}");
     let stat = "perf stat -x, -e instructions:u,branches:u ./split 2>&1";
     let own = format!(
@@ -100,10 +105,19 @@ static RESULTS: OnEachHost = OnEachHost::new(|| {
             ),
         )
         .step(
+            "programs",
+            &step(&format!(
+                "guest programs '{WAIT} ./split; ./layers; echo done; sleep 9' --share .; \
+                 record programs -e instructions:u -c {SPLIT_PERIOD} --call-graph no --flamegraph programs.svg && \
+                 samples programs comm,ip,sym,dso && pwd && grep -o \"<title>[^<]*\" programs.svg && \
+                 perf script -i programs.data --show-mmap-events | grep MMAP2 && cp split layers && echo replaced && samples programs comm,ip,sym"
+            )),
+        )
+        .step(
             "kernel",
             &step(&format!(
-                "guest kernel '{WAIT} ./layers; echo done; sleep 9'; record kernel -e instructions:k -c 100003 --call-graph fp && \
-                 samples kernel comm,ip,sym"
+                "guest kernel '{WAIT} ./layers; echo done; sleep 9'; record kernel -e instructions:k -c 100003 --flamegraph kernel.svg && \
+                 samples kernel comm,ip,sym && grep -o '<title>[^<]*' kernel.svg"
             )),
         )
         .step(
@@ -139,7 +153,8 @@ fn second(steps: Steps) -> Steps {
     let newer = |steps, name, suite| {
         let step = format!(
             "{FUNCTIONS} guest {name} \"grep -v '\\\\[' /proc/kallsyms | sha256sum; {WAIT} ./track; echo done; sleep 9\" --kernel {name}/boot/vmlinuz; \
-             record {name} -e instructions:u -c {PERIOD} && sha256sum <{name}.data.kallsyms && cat {name}.said && samples {name} comm,ip"
+             record {name} -e instructions:u -c {PERIOD} && sha256sum <{name}.data.kallsyms && cat {name}.said && samples {name} comm,ip && \
+             perf script -i {name}.data --show-mmap-events | grep MMAP2"
         );
         with_installed_kernel(steps, name, suite).step(&format!("with-{name}"), &step)
     };
@@ -224,6 +239,53 @@ fn symbols_are_those_that_the_guests_kernel_shows() {
     assert_eq!(lines[2..], ["ready", "kallsyms"], "{text}");
 }
 
+/// Returns how many samples a program has with these words behind the address.
+fn samples_with(text: &str, program: &str, words: &str) -> u64 {
+    let is_one = |line: &&str| {
+        let mut found = line.split_whitespace();
+        found.next() == Some(program) && found.skip(1).eq(words.split(' '))
+    };
+    text.lines().filter(is_one).count() as u64
+}
+
+fn functions_of_programs_on_a_share_are_named() {
+    let text = printed("programs");
+    let folder = text.lines().find(|line| line.starts_with('/')).expect("the host's folder");
+    let of = |program, function| samples_with(&text, program, &format!("{function} ({folder}/{program})"));
+    assert_eq!([of("split", "seventy"), of("split", "thirty")], [700, 300], "{text}");
+    // The program's loops have millions of instructions.
+    for (function, millions) in [("heavy", HEAVY_MILLIONS), ("light", LIGHT_MILLIONS)] {
+        let expected = millions * 1_000_000 / SPLIT_PERIOD;
+        assert!((expected..=expected + 1).contains(&of("layers", function)), "{function}: {text}");
+    }
+    let identity =
+        |line: &&str| line.contains(LAYERS_BUILD_ID) && line.ends_with(&format!("{folder}/layers"));
+    assert_eq!(text.lines().filter(identity).count(), 1, "{text}");
+}
+
+fn a_flame_graph_has_a_tower_for_each_process() {
+    let text = printed("programs");
+    let samples_of = |what: &str| {
+        let titles = text.lines().filter_map(|line| line.strip_prefix("<title>")?.split_once(" ("));
+        let words = titles.filter(|(name, _)| name.split('-').next() == Some(what)).map(|(_, count)| count);
+        words.map(|count| count.split(' ').next()?.replace(',', "").parse::<u64>().ok()).collect::<Vec<_>>()
+    };
+    assert_eq!(samples_of("split"), [Some(1000)], "{text}");
+    assert_eq!([samples_of("seventy"), samples_of("thirty")], [[Some(700)], [Some(300)]], "{text}");
+    // The kernel's functions are above the program that has called them, whose file is not on the host.
+    let text = printed("kernel");
+    let has = |part: &str| text.lines().any(|line| line.starts_with("<title>") && line.contains(part));
+    assert!(has("chacha_permute (") && has("[layers] (") && has("layers-"), "{text}");
+}
+
+fn another_file_of_a_programs_name_does_not_name_its_functions() {
+    let text = printed("programs");
+    let (before, replaced) = text.split_once("replaced\n").expect("it has been replaced");
+    let is_sample = |line: &&str| line.trim_start().starts_with("layers ") && !line.contains("MMAP2");
+    let all = before.lines().filter(is_sample).count() as u64;
+    assert!(all > 0 && samples_with(replaced, "layers", "[unknown]") == all, "{text}");
+}
+
 fn the_kernels_functions_are_named_and_its_callers_are_the_programs() {
     let text = printed("kernel");
     let blocks = text.split("\n\n").filter_map(|block| block.trim().strip_prefix("layers"));
@@ -299,6 +361,10 @@ fn a_newer_kernels_symbols_and_processes_are_found() {
         let mut lines = text.lines();
         assert_eq!(lines.next(), lines.next(), "{name}");
         are_all_in_order(&text);
+        assert!(
+            text.lines().any(|line| line.contains("MMAP2") && line.ends_with(" /track")),
+            "{name}: {text}"
+        );
     }
 }
 

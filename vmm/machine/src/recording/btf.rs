@@ -52,6 +52,12 @@ impl<'a> Types<'a> {
         bits.is_multiple_of(8).then_some(bits / 8)
     }
 
+    /// Returns the size of a structure.
+    pub fn size(&self, structure: &str) -> Option<u64> {
+        let is_it = |at: &&usize| self.kind(**at) == Some(STRUCT) && self.is_called(**at, structure);
+        self.begins.iter().find(is_it).and_then(|at| word(self.bytes, at + 8)).map(u64::from)
+    }
+
     /// Returns the offset of a member in bits, which may be in a structure without a name.
     fn bits(&self, at: usize, member: &str, depth: u32, looks: &mut u32) -> Option<u64> {
         let has_sizes = word(self.bytes, at + 4)? >> 31 == 1;
@@ -148,6 +154,7 @@ mod tests {
         assert_eq!(types.offset("task", "pid"), Some(4));
         assert_eq!(types.offset("task", "tgid"), None);
         assert_eq!(types.offset("tas", "pid"), None);
+        assert_eq!((types.size("task"), types.size("tas")), (Some(8), None));
     }
 
     #[test]

@@ -1,11 +1,12 @@
-//! A guest's Linux, as far as its memory says it: its symbols, and which of its threads a vCPU runs. The guest may have
+//! A guest's Linux, as far as its memory says it: its symbols, which of its threads a vCPU runs, and whose code that is. The guest may have
 //! written anything there, and may change it at any time: what does not fit together is not there.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::btf::{self, Types};
 use super::kallsyms::{BEFORE, BEHIND, DIGITS, Symbols};
-use super::sample::Task;
+use super::mappings::{Mappings, Region};
+use super::sample::{Mapping, Task};
 use crate::arch::AddressSpace;
 
 /// Maximum size of the part of a memory where symbols are looked for: a kernel is not loaded higher.
@@ -15,6 +16,7 @@ const PART: usize = 1 << 20;
 /// Maximum number of places that look like a table of tokens, and of those that are one and belong to no symbols.
 const MAX_LOOKS: usize = 1000;
 const MAX_ATTEMPTS: usize = 8;
+const PAGE: usize = 4 << 10;
 /// More than the size of a table of tokens.
 const TOKENS: usize = 16 << 10;
 
@@ -28,6 +30,10 @@ pub struct GuestLinux {
     process: u64,
     name: u64,
     stack: u64,
+    /// Which files its programs have mapped, if it says so.
+    mappings: Option<Mappings>,
+    /// Where its descriptions of all pages begin, and the size of one.
+    pages: Option<(u64, u64)>,
     /// The kernel keeps frame pointers.
     pub has_frames: bool,
 }
@@ -36,6 +42,8 @@ pub struct GuestLinux {
 pub struct Running {
     /// The thread.
     pub task: Task,
+    /// Address of the kernel's description of it.
+    address: u64,
     /// Lowest address of its kernel stack.
     pub stack: u64,
 }
@@ -106,6 +114,9 @@ impl GuestLinux {
         };
         let types = types(symbols, space, memory)?;
         let types = Types::read(&types)?;
+        // Unless their place is random, it is a constant.
+        let pages =
+            symbol("vmemmap_base").map_or(Some(AddressSpace::PAGES), |base| space.read_word(memory, base));
         let offset = |member| types.offset("task_struct", member);
         Some(Self {
             space,
@@ -114,6 +125,8 @@ impl GuestLinux {
             process: offset("tgid")?,
             name: offset("comm")?,
             stack: offset("stack")?,
+            mappings: Mappings::find(&types),
+            pages: pages.zip(types.size("page").filter(|size| *size > 0)),
             has_frames: symbol("__start_orc_unwind").is_none(),
         })
     }
@@ -133,9 +146,67 @@ impl GuestLinux {
         read(self.stack, &mut stack)?;
         Some(Running {
             task: Task { process: number(self.process)?, thread: number(self.thread)?, name: text(&name) },
+            address: task,
             stack: u64::from_le_bytes(stack),
         })
     }
+
+    /// Returns whether it says which files its programs have mapped.
+    pub fn has_mappings(&self) -> bool {
+        self.mappings.is_some()
+    }
+
+    /// Returns the region of a running thread's process in which an address is.
+    pub fn region(&self, memory: &GuestMemoryMmap, running: &Running, address: u64) -> Option<Region> {
+        let read = |address: u64, bytes: &mut [u8]| self.space.read(memory, address, bytes);
+        self.mappings.as_ref()?.region(&read, running.address, address)
+    }
+
+    /// Returns which file of a running thread's process a region is.
+    pub fn mapping(&self, memory: &GuestMemoryMmap, running: &Running, region: &Region) -> Option<Mapping> {
+        let mappings = self.mappings.as_ref().filter(|_| region.file != 0)?;
+        let read = |address: u64, bytes: &mut [u8]| self.space.read(memory, address, bytes);
+        let path = mappings.path(&read, running.address, region.file)?;
+        let page = mappings.first_page(&read, region.file).and_then(|page| self.page(memory, page));
+        Some(Mapping {
+            process: running.task.process,
+            start: region.start,
+            len: region.end - region.start,
+            offset: region.offset,
+            path: text(&path),
+            build_id: page.and_then(|page| elf_build_id(&page)),
+        })
+    }
+
+    /// Returns the content of the page with a description at this address.
+    fn page(&self, memory: &GuestMemoryMmap, description: u64) -> Option<[u8; PAGE]> {
+        let (start, size) = self.pages?;
+        let number = description.checked_sub(start)?.checked_div(size)?;
+        let mut page = [0; PAGE];
+        memory.read_slice(&mut page, GuestAddress(number.checked_mul(PAGE as u64)?)).ok()?;
+        Some(page)
+    }
+}
+
+/// Returns the build id of a program or a library, if it is in the first page of the file.
+fn elf_build_id(page: &[u8]) -> Option<[u8; 20]> {
+    const SEGMENT: usize = 56;
+    const MAX_SEGMENTS: usize = 64;
+    const NOTE: u64 = 4;
+    let number = |at: usize, len: usize| {
+        let bytes = page.get(at..at.checked_add(len)?)?;
+        Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    };
+    let word = |at: usize| usize::try_from(number(at, 8)?).ok();
+    // 64 bits, little-endian.
+    let (segments, count) = (page.starts_with(b"\x7fELF\x02\x01").then(|| word(32))??, number(56, 2)?);
+    (0..usize::try_from(count).ok()?.min(MAX_SEGMENTS)).find_map(|index| {
+        let segment = segments.checked_add(SEGMENT * index)?;
+        let (kind, offset, size) =
+            (number(segment, 4)?, word(segment.checked_add(8)?)?, word(segment.checked_add(32)?)?);
+        let notes = page.get(offset..offset.checked_add(size)?.min(page.len()))?;
+        (kind == NOTE).then(|| build_id_of(notes))?
+    })
 }
 
 /// Returns the kernel's build id, by which its debug information is found.
@@ -179,7 +250,7 @@ fn types(symbols: &Symbols, space: AddressSpace, memory: &GuestMemoryMmap) -> Op
     Some(bytes)
 }
 
-/// Returns the name of a thread, which ends with a zero. A guest's control characters are replaced.
+/// Returns the name of a thread or a file, which may end with a zero. A guest's control characters are replaced.
 fn text(name: &[u8]) -> String {
     let bytes = name.iter().take_while(|byte| **byte != 0);
     bytes.map(|byte| if matches!(byte, b' '..=b'~') { char::from(*byte) } else { '?' }).collect()
@@ -214,6 +285,15 @@ mod tests {
         assert_eq!(build_id_of(&notes), Some([7; 20]));
         assert_eq!(build_id_of(&notes[..50]), None);
         assert_eq!(build_id_of(&[0xff; 100]), None);
+    }
+
+    #[test]
+    fn a_programs_build_id_is_in_its_first_page() {
+        let program = std::fs::read(std::env::current_exe().expect("it runs")).expect("it can be read");
+        let id = elf_build_id(&program[..PAGE]).expect("the linker gives it one");
+        assert!(program.windows(20).any(|window| window == id));
+        assert_eq!(elf_build_id(&program[..64]), None);
+        assert_eq!(elf_build_id(&[]), None);
     }
 
     #[test]

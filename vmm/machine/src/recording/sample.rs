@@ -32,6 +32,25 @@ pub struct Sample {
     /// Return addresses of the callers in the program. If the vCPU was in the kernel, the first is where the program
     /// has entered it.
     pub user: Vec<u64>,
+    /// Files that the program has mapped where these addresses are, if no earlier sample has them.
+    #[serde(default)]
+    pub mappings: Vec<Mapping>,
+}
+
+/// A part of a file that a process of a guest has mapped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mapping {
+    /// Number of the process.
+    pub process: u32,
+    /// First address, and length.
+    pub start: u64,
+    pub len: u64,
+    /// Where it begins in the file.
+    pub offset: u64,
+    /// The file, as the process names it.
+    pub path: String,
+    /// The file's build id, if it was found.
+    pub build_id: Option<[u8; 20]>,
 }
 
 /// A thread of a guest.
@@ -48,7 +67,8 @@ pub struct Task {
 impl Sample {
     /// Returns how much it counts for limits.
     pub fn words(&self) -> usize {
-        WORDS + self.kernel.len() + self.user.len()
+        let mappings = self.mappings.iter().map(|mapping| WORDS + mapping.path.len() / 8);
+        WORDS + self.kernel.len() + self.user.len() + mappings.sum::<usize>()
     }
 }
 
@@ -68,15 +88,17 @@ impl SampleBuffer {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a sample, or counts it as lost if too much waits.
-    pub fn add(&self, sample: Sample) {
+    /// Adds a sample, or counts it as lost if too much waits. Returns whether it was added.
+    pub fn add(&self, sample: Sample) -> bool {
         let mut waiting = self.lock();
-        if waiting.words + sample.words() > MAX_WORDS {
-            waiting.lost += 1;
-        } else {
+        let has_room = waiting.words + sample.words() <= MAX_WORDS;
+        if has_room {
             waiting.words += sample.words();
             waiting.samples.push_back(sample);
+        } else {
+            waiting.lost += 1;
         }
+        has_room
     }
 
     /// Takes the first samples, of not much more than so many words.
@@ -111,7 +133,8 @@ mod tests {
     fn sample(time: u64, callers: usize) -> Sample {
         let user = vec![0; callers];
         let (vcpu, is_user, instruction, period, table) = (0, true, 1, 1, 0);
-        Sample { time, vcpu, is_user, instruction, period, table, task: None, kernel: Vec::new(), user }
+        let (task, kernel, mappings) = (None, Vec::new(), Vec::new());
+        Sample { time, vcpu, is_user, instruction, period, table, task, kernel, user, mappings }
     }
 
     #[test]

@@ -19,6 +19,9 @@ const MAX_KVM_COUNTS: usize = 512;
 /// Maximum length of the name of an event or of a count of KVM's, in characters.
 const MAX_NAME: usize = 200;
 
+/// Maximum number of files that come with a sample, and length of the path of one.
+const MAX_MAPPINGS: usize = 64;
+const MAX_PATH: usize = 4095;
 /// Maximum length of a thread's name (`TASK_COMM_LEN` without the zero).
 const MAX_THREAD_NAME: usize = 15;
 
@@ -52,10 +55,16 @@ impl Answer {
     }
 }
 
-/// Replaces what no name of a thread has, so that none can draw on a terminal.
+/// Replaces what no name of a thread or a file has, so that none can draw on a terminal.
 fn limited_samples(mut samples: Samples) -> Samples {
-    for task in samples.taken.iter_mut().filter_map(|sample| sample.task.as_mut()) {
-        task.name = shorter(&task.name, MAX_THREAD_NAME);
+    for sample in &mut samples.taken {
+        if let Some(task) = &mut sample.task {
+            task.name = shorter(&task.name, MAX_THREAD_NAME);
+        }
+        sample.mappings.truncate(MAX_MAPPINGS);
+        for mapping in &mut sample.mappings {
+            mapping.path = shorter(&mapping.path, MAX_PATH);
+        }
     }
     samples
 }

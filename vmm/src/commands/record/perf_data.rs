@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 
-use tally_machine::{Sample, Task};
+use tally_machine::{Mapping, Sample, Task};
 use vpmu::event::Filter;
 
 use crate::protocol::recording::SampleRate;
@@ -43,6 +43,7 @@ const MMAP: u32 = 1;
 const LOST: u32 = 2;
 const COMM: u32 = 3;
 const SAMPLE: u32 = 9;
+const MMAP2: u32 = 10;
 const FINISHED_ROUND: u32 = 68;
 
 /// Where a record's address is.
@@ -50,6 +51,10 @@ const KERNEL: u16 = 1;
 const USER: u16 = 2;
 /// The build id's record has its size.
 const HAS_SIZE: u16 = 1 << 15;
+/// A mapping's record has the file's build id in place of its numbers.
+const HAS_BUILD_ID: u16 = 1 << 14;
+/// Protection and flags of what a program executes: it is read and executed, and private.
+const CODE: [u32; 2] = [5, 2];
 
 /// Marks in a chain: what follows is in the kernel, or in the program.
 const IN_KERNEL: u64 = (-128_i64).cast_unsigned();
@@ -139,6 +144,9 @@ impl<'a> Writer<'a> {
                 record.identity(process, thread, sample.time, vcpu);
             });
             self.names.insert((process, thread), task.name);
+        }
+        for mapping in &sample.mappings {
+            records.add_mapping(mapping, thread, sample.time, vcpu);
         }
         records.add(SAMPLE, if sample.is_user { USER } else { KERNEL }, |record| {
             record.words(&[sample.instruction]);
@@ -260,6 +268,27 @@ impl Records {
         self.0[start + 6..start + 8].copy_from_slice(&size.to_le_bytes());
     }
 
+    /// Adds a part of a file that a process has mapped. By its build id perf refuses another file of the same path.
+    fn add_mapping(&mut self, mapping: &Mapping, thread: u32, time: u64, vcpu: u32) {
+        let process = number(mapping.process);
+        let place = if mapping.build_id.is_some() { USER | HAS_BUILD_ID } else { USER };
+        self.add(MMAP2, place, |record| {
+            record.pair(process, thread);
+            record.words(&[mapping.start, mapping.len, mapping.offset]);
+            match mapping.build_id {
+                Some(id) => {
+                    record.0.extend([20, 0, 0, 0]);
+                    record.0.extend(id);
+                }
+                // The device, and the file's number and generation.
+                None => record.words(&[0; 3]),
+            }
+            record.pair(CODE[0], CODE[1]);
+            record.text(&mapping.path);
+            record.identity(process, thread, time, vcpu);
+        });
+    }
+
     fn words(&mut self, words: &[u64]) {
         self.0.extend(words.iter().flat_map(|word| word.to_le_bytes()));
     }
@@ -268,9 +297,10 @@ impl Records {
         self.0.extend([first, second].into_iter().flat_map(u32::to_le_bytes));
     }
 
-    /// Adds a text with a zero behind it, up to a multiple of 8 bytes.
+    /// Adds a text with a zero behind it, up to a multiple of 8 bytes. It is no longer than a path may be.
     fn text(&mut self, text: &str) {
-        let text = &text.as_bytes()[..text.len().min(64)];
+        const MAX: usize = 4095;
+        let text = &text.as_bytes()[..text.len().min(MAX)];
         self.0.extend(text);
         let padded = (text.len() + 1).next_multiple_of(8);
         self.0.resize(self.0.len() + padded - text.len(), 0);
@@ -314,8 +344,8 @@ mod tests {
 
     fn sample(time: u64, task: Option<Task>) -> Sample {
         let (vcpu, is_user, instruction, period, table) = (1, true, 0x40_1000, 1000, 0x1000 * time);
-        let (kernel, user) = (Vec::new(), vec![0x40_2000]);
-        Sample { time, vcpu, is_user, instruction, period, table, task, kernel, user }
+        let (kernel, user, mappings) = (Vec::new(), vec![0x40_2000], Vec::new());
+        Sample { time, vcpu, is_user, instruction, period, table, task, kernel, user, mappings }
     }
 
     /// Returns type and size of each record of a file, and the words of the header.

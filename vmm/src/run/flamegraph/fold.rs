@@ -1,10 +1,9 @@
-//! Folds perf's report: counts how often each stack was sampled.
-//!
-//! Whatever a guest reports, and however much, at most some tens of MiB are kept.
+//! Folds perf's report into [`Stacks`]. Whatever a guest reports, a line of it is read at a time.
 
-use std::collections::BTreeMap;
 use std::io::{self, BufRead, Read};
 use std::mem;
+
+use super::stacks::{Stacks, name, of_kernel};
 
 /// perf's own name until it has executed the command. Its first samples, a burst while it finds the right period, do
 /// not belong to the command.
@@ -13,46 +12,6 @@ const PERF_ITSELF: &str = "perf-exec";
 const MAX_FRAMES: usize = 256;
 /// Maximum length of a line. Some symbols of C++ have thousands of letters.
 const MAX_LINE: u64 = 64 << 10;
-/// Maximum length of a name; the rest is cut.
-const MAX_NAME: usize = 512;
-/// Maximum size of all distinct stacks, which is enough for some ten thousand.
-const MAX_STACKS: usize = 32 << 20;
-/// Memory that a frame takes while the picture is drawn, besides its name.
-const FRAME_SIZE: usize = 48;
-
-/// Stacks, and how often each was sampled.
-#[derive(Debug, Default)]
-pub struct Stacks {
-    /// Samples by stack: its frames from the outermost to the innermost, separated by semicolons.
-    pub counts: BTreeMap<String, u64>,
-    /// Number of samples that are not counted: those that are too large, or whose stack found no room.
-    pub left_out: u64,
-    kept: usize,
-}
-
-impl Stacks {
-    fn add(&mut self, sample: Sample) {
-        let Sample { command: Some(command), mut frames, is_too_large } = sample else { return };
-        if command == PERF_ITSELF {
-            return;
-        }
-        frames.push(command);
-        frames.reverse();
-        let stack = frames.join(";");
-        let size = stack.len() + frames.len() * FRAME_SIZE;
-        if is_too_large {
-            self.left_out += 1;
-        } else if let Some(count) = self.counts.get_mut(&stack) {
-            *count += 1;
-        } else if self.kept + size > MAX_STACKS {
-            self.left_out += 1;
-        } else {
-            self.kept += size;
-            self.counts.insert(stack, 1);
-        }
-    }
-}
-
 /// A sample that is being read.
 #[derive(Default)]
 struct Sample {
@@ -62,15 +21,32 @@ struct Sample {
     is_too_large: bool,
 }
 
+impl Sample {
+    /// Counts the sample.
+    fn add_to(self, stacks: &mut Stacks) {
+        let Self { command: Some(command), mut frames, is_too_large } = self else { return };
+        if command == PERF_ITSELF {
+            return;
+        }
+        frames.push(command);
+        frames.reverse();
+        if is_too_large {
+            stacks.left_out += 1;
+        } else {
+            stacks.add(&frames);
+        }
+    }
+}
+
 pub fn fold(mut report: impl BufRead) -> io::Result<Stacks> {
     let (mut stacks, mut sample, mut line) = (Stacks::default(), Sample::default(), Vec::new());
     while report.by_ref().take(MAX_LINE).read_until(b'\n', &mut line)? > 0 {
         let is_whole = line.ends_with(b"\n") || (line.len() as u64) < MAX_LINE;
         let text = String::from_utf8_lossy(&line);
         if text.trim().is_empty() {
-            stacks.add(mem::take(&mut sample));
+            mem::take(&mut sample).add_to(&mut stacks);
         } else if !text.starts_with([' ', '\t']) {
-            stacks.add(mem::take(&mut sample));
+            mem::take(&mut sample).add_to(&mut stacks);
             sample.command = Some(name(text.trim()));
         } else if sample.command.is_none() {
             // A command's name may begin with a blank.
@@ -86,12 +62,11 @@ pub fn fold(mut report: impl BufRead) -> io::Result<Stacks> {
         }
         line.clear();
     }
-    stacks.add(sample);
+    sample.add_to(&mut stacks);
     Ok(stacks)
 }
 
-/// Returns a frame's name, from a line `ADDRESS SYMBOL (FILE)`: its symbol, or else its file. The kernel's frames end
-/// in `_[k]`, as the palette expects.
+/// Returns a frame's name, from a line `ADDRESS SYMBOL (FILE)`: its symbol, or else its file.
 fn frame(line: &str) -> String {
     let (_, rest) = line.split_once(' ').unwrap_or(("", line));
     let (symbol, file) = rest.rsplit_once(" (").unwrap_or((rest, ""));
@@ -103,7 +78,7 @@ fn frame(line: &str) -> String {
         // A name in brackets is no file: it stays as it is.
         "" | "[unknown]" if is_bracketed(file) => name(file),
         "" | "[unknown]" => name(&format!("[{}]", file.rsplit('/').next().unwrap_or(file))),
-        symbol if is_kernel => name(symbol) + "_[k]",
+        symbol if is_kernel => of_kernel(symbol),
         symbol => name(symbol),
     }
 }
@@ -112,13 +87,10 @@ fn is_bracketed(file: &str) -> bool {
     file.starts_with('[')
 }
 
-/// Returns a name without the characters that have a meaning in folded stacks.
-fn name(text: &str) -> String {
-    text.chars().map(|c| if c == ';' || c.is_control() { '_' } else { c }).take(MAX_NAME).collect()
-}
-
 #[cfg(test)]
 pub mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     /// Report of five samples.
@@ -163,20 +135,5 @@ perf-exec
             format!("a\n\t1 {line} (a)\n\t2 g (a)\n\nb\n{deep}\n{line}\n\t1 f (a)\n\nc\n\t1 f (a)\n");
         let stacks = fold(report.as_bytes()).unwrap();
         assert_eq!((stacks.counts, stacks.left_out), (BTreeMap::from([("c;f".to_owned(), 1)]), 3));
-    }
-
-    #[test]
-    fn a_report_of_ever_new_stacks_is_kept_up_to_a_limit_and_the_rest_is_counted() {
-        let frames = "\t1 f (a)\n".repeat(MAX_FRAMES);
-        let report: Vec<String> = (0..5000).map(|number| format!("{number}\n{frames}\n")).collect();
-        let report = report.concat();
-        let stacks = fold(report.as_bytes()).unwrap();
-        assert!(stacks.kept <= MAX_STACKS);
-        assert!(stacks.counts.len() > 1000, "{}", stacks.counts.len());
-        assert!(stacks.left_out > 1000, "{}", stacks.left_out);
-        assert_eq!(stacks.counts.len() as u64 + stacks.left_out, 5000);
-        // A stack that is known already still counts.
-        let again = fold(format!("{report}0\n{frames}").as_bytes()).unwrap();
-        assert_eq!((again.counts.values().max(), again.left_out), (Some(&2), stacks.left_out));
     }
 }

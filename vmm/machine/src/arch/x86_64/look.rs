@@ -30,6 +30,9 @@ pub struct AddressSpace {
 }
 
 impl AddressSpace {
+    /// Where Linux has its descriptions of all pages, if it does not choose another place (`vmemmap_base`).
+    pub const PAGES: u64 = 0xffff_ea00_0000_0000;
+
     /// Address of the first table.
     pub fn root(self) -> u64 {
         self.root
