@@ -59,7 +59,7 @@ use message::{Body, MAX_TRANSFER, Reply};
 use nodes::{Limits, Nodes};
 pub use state::ShareState;
 use view::View;
-pub use view::{Mounts, Root};
+pub use view::{Mounts, Root, is_of_a_kernel};
 use wire::{InHeader, InitIn, InitOut, init, op};
 
 /// Error: a directory cannot be shared.

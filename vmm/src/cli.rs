@@ -28,7 +28,7 @@ use crate::protocol::ending::FAILURE;
 use crate::protocol::record::LEAST_SIZE;
 use crate::sandbox;
 
-pub use self::operator::{ChangePolicy, CounterName, List, Log, Record, Snapshot, Stat, Symbols};
+pub use self::operator::{ChangePolicy, CounterName, List, Log, Record, Snapshot, Stat, Symbols, Top};
 
 /// A KVM virtual machine monitor for measuring software
 #[derive(Debug, Parser)]
@@ -58,6 +58,8 @@ pub enum Command {
     Stat(Stat),
     /// Sample a running VM from outside, for perf report
     Record(Record),
+    /// Show which functions run in running VMs, live
+    Top(Top),
     /// Write the symbols of a running VM's kernel
     #[command(hide = true)]
     Symbols(Symbols),

@@ -26,7 +26,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 
 use cli::{Cli, Command};
-use commands::{change, check, doctor, manual, record, snapshot, stat};
+use commands::{change, check, doctor, manual, record, snapshot, stat, top};
 use host::{lab, printer, terminal};
 use protocol::ending::FAILURE;
 use run::clients::control;
@@ -51,6 +51,7 @@ pub fn main() -> ExitCode {
         Command::List(options) => stat::list(options),
         Command::Stat(options) => stat::stat(options),
         Command::Record(options) => record::record(options),
+        Command::Top(options) => top::top(options),
         Command::Symbols(options) => record::symbols(options),
         Command::Snapshot(options) => snapshot::snapshot(options),
         Command::Policy(options) => change::change_policy(options),

@@ -6,6 +6,7 @@
 
 use std::ffi::{CString, OsString};
 use std::fs;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -40,6 +41,12 @@ const KERNELS: [FsWord; 19] = [
     0x6e73_6673,
     0x6759_6969,
 ];
+/// Returns whether a file is on a file system by which a kernel shows itself, or is controlled: to read it may do more
+/// than that.
+pub fn is_of_a_kernel(file: impl AsFd) -> Result<bool, Errno> {
+    Ok(KERNELS.contains(&rustix::fs::fstatfs(file)?.f_type))
+}
+
 /// File systems in memory, by the names that mounts have.
 const IN_MEMORY: [&[u8]; 3] = [b"tmpfs", b"devtmpfs", b"ramfs"];
 

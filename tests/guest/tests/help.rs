@@ -17,6 +17,7 @@ const TALLY: &[&str] = &[
     "list",
     "stat",
     "record",
+    "top",
     "symbols",
     "snapshot",
     "policy",

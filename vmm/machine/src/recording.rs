@@ -10,7 +10,7 @@ pub mod linux;
 mod mappings;
 pub mod sample;
 
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
@@ -79,8 +79,8 @@ pub struct Recorder {
     ram: GuestRam,
     /// What the event had counted at the last sample.
     counted: u64,
-    /// Regions of processes that are in earlier samples, or are of no file.
-    known: HashSet<(u32, Region)>,
+    /// Regions of processes that are in earlier samples, by the process and their first address.
+    known: BTreeMap<(u32, u64), Region>,
 }
 
 impl Recorder {
@@ -95,7 +95,7 @@ impl Recorder {
         if event.read().is_some_and(|reading| reading.running == 0) {
             return Err(RecordError::NoCounter);
         }
-        Ok(Self { vcpu, event, order, ram: ram.clone(), counted: 0, known: HashSet::new() })
+        Ok(Self { vcpu, event, order, ram: ram.clone(), counted: 0, known: BTreeMap::new() })
     }
 
     /// Takes a sample: the event has overflowed, and the vCPU has left its guest.
@@ -135,15 +135,27 @@ impl Recorder {
             mappings,
         };
         if self.order.buffer.add(sample) {
-            if self.known.len() + regions.len() > MAX_KNOWN {
-                self.known.clear();
+            for (process, region) in regions {
+                self.remember(process, region);
             }
-            self.known.extend(regions);
         }
     }
 
-    /// Returns the regions of a process in which these addresses are, and which of them are files, as far as they are
-    /// not known yet.
+    /// Remembers a region in place of what was there.
+    fn remember(&mut self, process: u32, region: Region) {
+        if self.known.len() >= MAX_KNOWN {
+            self.known.clear();
+        }
+        let before = self.known.range((process, 0)..(process, region.end)).rev();
+        let replaced: Vec<_> =
+            before.take_while(|(_, other)| other.end > region.start).map(|(key, _)| *key).collect();
+        for key in replaced {
+            self.known.remove(&key);
+        }
+        self.known.insert((process, region.start), region);
+    }
+
+    /// Returns the regions of a process in which these addresses are, and what they are, as far as that is not known yet.
     fn mappings(
         &self,
         linux: &GuestLinux,
@@ -163,11 +175,12 @@ impl Recorder {
             }
             found.extend(linux.region(memory, running, address));
         }
-        let found = found.into_iter().map(|region| (running.task.process, region));
-        let unknown: Vec<_> = found.filter(|region| !self.known.contains(region)).collect();
-        let mappings = unknown.iter().filter_map(|(_, region)| linux.mapping(memory, running, region));
-        let mappings = mappings.collect();
-        (unknown, mappings)
+        let process = running.task.process;
+        let is_unknown = |region: &Region| self.known.get(&(process, region.start)) != Some(region);
+        let described = |region: Region| Some((linux.mapping(memory, running, &region)?, (process, region)));
+        let described = found.into_iter().filter(is_unknown).filter_map(described);
+        let (mappings, regions) = described.unzip();
+        (regions, mappings)
     }
 
     /// Returns the number of counts since the last sample.

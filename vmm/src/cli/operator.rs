@@ -151,6 +151,32 @@ pub struct Record {
 /// Least number of counts between two samples: with fewer, a guest would do little else.
 const MIN_PERIOD: u64 = 1000;
 
+/// The options of `tally top`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+On a terminal it refreshes until q or Ctrl-C; otherwise it prints a block of 20
+functions per interval. VMs are sampled from outside, as by tally record.
+
+Examples:
+  tally top
+  tally top web -e instructions:u --count 1")]
+pub struct Top {
+    /// The VM's process or name [default: all VMs]
+    pub vm: Option<String>,
+    /// Samples in a second of each vCPU [default: 999]
+    #[arg(short = 'F', long = "freq", value_name = "HZ", value_parser = clap::value_parser!(u64).range(1..))]
+    pub frequency: Option<u64>,
+    /// Event, as for perf, with :u or :k for a level [default: cycles]
+    #[arg(short, long, default_value = "cycles", hide_default_value = true)]
+    pub event: SampledEvent,
+    /// Refresh interval: 0.01 to 60
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = interval)]
+    pub interval: Duration,
+    /// Print this many times, then end
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub count: Option<u32>,
+}
+
 /// The options of `tally symbols`.
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -349,6 +349,11 @@ impl Vm {
 
     /// Returns the symbols of the guest's kernel, as `/proc/kallsyms` has them. The text is empty if none were found.
     pub fn symbols(&mut self) -> Result<String, ClientError> {
+        self.symbols_up_to(MAX_SYMBOLS)
+    }
+
+    /// The same, as long as there are no more of them.
+    pub fn symbols_up_to(&mut self, most: usize) -> Result<String, ClientError> {
         let (mut text, mut asked) = (String::new(), 0);
         let until = Instant::now() + SYMBOLS_TIMEOUT;
         loop {
@@ -361,7 +366,7 @@ impl Vm {
             }
             asked += part.text.len();
             text += &part.text;
-            if !part.more || asked > MAX_SYMBOLS {
+            if !part.more || asked > most {
                 return Ok(text);
             }
         }

@@ -1,6 +1,5 @@
 //! `tally record`: samples a running VM, and writes what perf reads. `tally symbols`: writes the symbols of its kernel.
 
-mod functions;
 mod perf_data;
 
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -16,15 +15,15 @@ use rustix::process::geteuid;
 
 use crate::cli::{Record, Symbols};
 use crate::commands::client::{self, ClientError, Vm};
+use crate::commands::functions::{Functions, Symbols as KernelSymbols};
 use crate::host::{printer, signals};
 use crate::protocol::recording::{Begun, RecordOptions, SampleRate, Samples};
 use crate::run::flamegraph::Picture;
 use crate::run::flamegraph::stacks::Stacks;
-use functions::Functions;
 use perf_data::{Description, Writer};
 
 /// Samples in a second without `-F` and `-c`: no divisor of the periods that programs have.
-const FREQUENCY: u64 = 999;
+pub const FREQUENCY: u64 = 999;
 /// Time between two requests for samples.
 const INTERVAL: Duration = Duration::from_millis(50);
 /// Time in which a VM gives the samples that it still has at the end.
@@ -60,12 +59,17 @@ pub fn record(options: &Record) -> Result<ExitCode> {
     };
     let failed = || options.output.display().to_string();
     let mut writer = Writer::create(&mut file, &description).with_context(failed)?;
-    for remark in remarks(&symbols, &begun, chains) {
+    for remark in remarks(!symbols.is_empty(), &begun, chains) {
         printer::say(&remark);
     }
     let mut taken = Taken::default();
     // Another user may have chosen the files.
-    let drawn = |_: &_| (Functions::new(&symbols, vm.other_owner().is_none()), Stacks::default());
+    let drawn = |_: &_| {
+        (
+            Functions::new(KernelSymbols::of_kernel(&symbols).into(), vm.other_owner().is_none()),
+            Stacks::default(),
+        )
+    };
     let mut output = Output { writer: &mut writer, drawn: picture.as_ref().map(drawn) };
     let ended = fetch(&mut vm, &mut output, options.duration, &mut taken);
     let stacks = output.drawn.map(|(_, stacks)| stacks);
@@ -109,17 +113,22 @@ pub fn symbols(options: &Symbols) -> Result<ExitCode> {
 
 fn find(who: &str, what: &str) -> Result<Vm, ClientError> {
     let vm = client::find_one(who)?;
+    say_whose(&vm, what);
+    Ok(vm)
+}
+
+/// Says whose VM it is, if it is another user's.
+pub fn say_whose(vm: &Vm, what: &str) {
     if let Some(owner) = vm.other_owner() {
         printer::say(&format_args!(
             "process {} is a VM of user {owner}, who decides what is {what}",
             vm.about.pid
         ));
     }
-    Ok(vm)
 }
 
 /// Refuses more samples than the host takes.
-fn check_rate(frequency: Option<u64>) -> Result<()> {
+pub fn check_rate(frequency: Option<u64>) -> Result<()> {
     let most = fs::read_to_string(MAX_RATE).ok().and_then(|text| text.trim().parse::<u64>().ok());
     if let (Some(frequency), Some(most)) = (frequency, most)
         && frequency > most
@@ -162,9 +171,10 @@ fn kernel_range(symbols: &str) -> Option<(u64, u64)> {
     Some((start, address("_end").filter(|end| *end > start).unwrap_or(u64::MAX)))
 }
 
-fn remarks(symbols: &str, begun: &Begun, chains: bool) -> Vec<&'static str> {
+/// Returns what the samples of a VM do not have.
+pub fn remarks(has_symbols: bool, begun: &Begun, chains: bool) -> Vec<&'static str> {
     let mut remarks = Vec::new();
-    if symbols.is_empty() {
+    if !has_symbols {
         remarks.push("no symbols of a Linux kernel were found in the guest's memory");
     }
     if !begun.has_processes {

@@ -1,16 +1,14 @@
 //! `tally list` and `tally stat`: show running VMs from outside. What is shown is described in
 //! [`crate::protocol::status`]; this module renders it.
 
-mod live;
 mod text;
 
 #[cfg(test)]
 mod tests;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::Write;
 use std::process::ExitCode;
 use std::thread;
-use std::time::Duration;
 
 use anyhow::Result;
 use serde::Serialize;
@@ -19,6 +17,7 @@ use crate::cli::policy;
 use crate::cli::{List, Stat};
 use crate::commands::client::{self, ClientError, Found, Vm};
 use crate::commands::doctor::holders;
+use crate::commands::live::{self, Looked, unless_closed};
 use crate::commands::metrics_of_all;
 use crate::host::printer;
 use crate::protocol::message::Answer;
@@ -36,11 +35,6 @@ pub fn list(options: &List) -> Result<ExitCode> {
         printer::say(&error);
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Ignores that a reader has closed the pipe: it has read enough.
-fn unless_closed(printed: io::Result<()>) -> io::Result<()> {
-    printed.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
 
 /// Returns what `tally list`, `tally stat` and `tally policy` print for a VM's answer, as text and as JSON, and what
@@ -100,48 +94,13 @@ pub fn stat(options: &Stat) -> Result<ExitCode> {
         unless_closed(writeln!(printer::out(), "{}", text::json(&Document { vms })?))?;
         return Ok(ExitCode::SUCCESS);
     }
-    if io::stdout().is_terminal() && options.count.is_none() {
-        return live::show(vms, options.interval);
-    }
-    unless_closed(print(vms, options.interval, options.count))?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Prints blocks of text, `count` times or until no VM is left.
-fn print(mut vms: Vec<Vm>, interval: Duration, count: Option<u32>) -> io::Result<()> {
-    let mut out = printer::out();
-    for round in 0.. {
-        thread::sleep(interval);
-        if round > 0 && !vms.is_empty() {
-            writeln!(out)?;
-        }
-        let Looked { lines, gone } = look_at(&mut vms);
-        for line in lines {
-            writeln!(out, "{line}")?;
-        }
-        out.flush()?;
-        for error in gone {
-            printer::say(&error);
-        }
-        if vms.is_empty() || count.is_some_and(|count| round + 1 >= count) {
-            break;
-        }
-    }
-    Ok(())
+    live::show(options.interval, options.count, &mut || look_at(&mut vms))
 }
 
 /// The document that `--json` prints.
 #[derive(Serialize)]
 struct Document {
     vms: Vec<VmStatus>,
-}
-
-/// Result of one look at all VMs.
-struct Looked {
-    /// The VMs' text, one VM after the other.
-    lines: Vec<String>,
-    /// Why some VMs are not looked at any more.
-    gone: Vec<ClientError>,
 }
 
 fn statuses(vms: &mut [Vm]) -> Vec<Result<VmStatus, ClientError>> {
@@ -175,5 +134,5 @@ fn look_at(vms: &mut Vec<Vm>) -> Looked {
         }
         None => false,
     });
-    Looked { lines: blocks.join(&String::new()), gone }
+    Looked { lines: blocks.join(&String::new()), gone, more: !vms.is_empty() }
 }

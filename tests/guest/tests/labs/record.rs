@@ -31,6 +31,7 @@ fn on_any_host() -> Vec<Test> {
         another_file_of_a_programs_name_does_not_name_its_functions,
         the_kernels_functions_are_named_and_its_callers_are_the_programs,
         samples_of_two_vcpus_have_the_processes_that_ran_there,
+        top_shows_the_functions_of_all_vms,
         what_cannot_be_recorded_is_one_line,
         what_was_taken_before_the_disk_was_full_can_be_read,
     ]
@@ -139,6 +140,17 @@ static RESULTS: OnEachHost = OnEachHost::new(|| {
             ),
         )
         .step(
+            "top",
+            &step(
+                "guest one 'echo ready; while :; do ./split; done' --share .; first=$vm; \
+                 guest two 'echo ready; while :; do ./track; done'; \
+                 ./tally top -e instructions:u --interval 0.5 --count 2 && echo && \
+                 ./tally top two -e instructions:u --interval 0.5 --count 1 -F 100; status=$?; \
+                 kill $first $vm; wait $first; wait $vm; ./tally top >nothing; echo \"status $?\" >&2; \
+                 wc -c <nothing; exit $status",
+            ),
+        )
+        .step(
             "full",
             &step(
                 "mkdir small; mount -t tmpfs -o size=20K none small; guest full 'while :; do :; done & echo ready; wait'; \
@@ -162,7 +174,8 @@ fn second(steps: Steps) -> Steps {
         "confined",
         &format!(
             "{FUNCTIONS} dmesg -c >/dev/null; guest confined '{WAIT} ./layers; echo done; sleep 9' --sandbox log; \
-             record confined -F 2000 --call-graph fp; for again in 1 2 3; do ./tally symbols confined folder; done; dmesg | grep -c type=1326"
+             record confined -F 2000 --call-graph fp && perf script -i confined.data --show-mmap-events | grep -c 'MMAP2.*/layers'; \
+             for again in 1 2 3; do ./tally symbols confined folder; done; dmesg | grep -c type=1326"
         ),
     )
 }
@@ -317,6 +330,41 @@ fn samples_of_two_vcpus_have_the_processes_that_ran_there() {
     }
 }
 
+fn top_shows_the_functions_of_all_vms() {
+    let done = RESULTS.of("top");
+    let text = done.text();
+    let blocks: Vec<Vec<&str>> = text.split("\n\n").map(|block| block.lines().collect()).collect();
+    let [first, second, one_vm] = &blocks[..] else { panic!("{text}{}", done.err) };
+    for block in [first, second] {
+        assert!(
+            block[0].starts_with("2 VMs: ") && block[0].contains(" samples of instructions:u in 0."),
+            "{text}"
+        );
+        let has = |vm: &str, process: &str, function: &str| {
+            block.iter().any(|line| {
+                let words: Vec<&str> = line.split_whitespace().collect();
+                matches!(words[..], [_, name, program, "[.]", of] if name == vm && program.starts_with(process) && of == function)
+            })
+        };
+        assert!(has("one", "split-", "seventy") && has("two", "track-", "[track]"), "{text}");
+    }
+    assert!(one_vm[0].starts_with("1 VM: ") && !one_vm.iter().any(|line| line.contains("split")), "{text}");
+    assert!(one_vm.iter().any(|line| line.contains("[track]")), "{text}");
+    let samples = |line: &str| line.split(' ').nth(2).and_then(|number| number.parse::<u32>().ok());
+    // Half as many vCPUs, and a tenth of the rate.
+    assert!(
+        samples(one_vm[0]) > Some(10) && samples(one_vm[0]).map(|few| few * 4) < samples(second[0]),
+        "{text}"
+    );
+    let said: Vec<&str> = done.err.lines().collect();
+    assert!(said.iter().any(|line| line.contains("no VM of this user's runs here")), "{said:?}");
+    assert_eq!(
+        (said.last(), text.lines().last(), done.status),
+        (Some(&"status 125"), Some("0"), 0),
+        "{said:?}"
+    );
+}
+
 fn what_cannot_be_recorded_is_one_line() {
     let StepOutput { err, .. } = RESULTS.of("refused");
     let is_remark = |line: &&str| line.contains("does not say which process") || line.contains("perf report");
@@ -370,5 +418,5 @@ fn a_newer_kernels_symbols_and_processes_are_found() {
 
 fn the_system_calls_are_those_of_the_sandbox() {
     let confined = RESULTS.of("confined");
-    assert_eq!(confined.text().trim(), "0", "{}", confined.err);
+    assert_eq!(confined.text().lines().collect::<Vec<_>>(), ["1", "0"], "{}", confined.err);
 }

@@ -125,7 +125,7 @@ impl GuestLinux {
             process: offset("tgid")?,
             name: offset("comm")?,
             stack: offset("stack")?,
-            mappings: Mappings::find(&types),
+            mappings: version(symbols, space, memory).and_then(|version| Mappings::find(&types, version)),
             pages: pages.zip(types.size("page").filter(|size| *size > 0)),
             has_frames: symbol("__start_orc_unwind").is_none(),
         })
@@ -162,19 +162,29 @@ impl GuestLinux {
         self.mappings.as_ref()?.region(&read, running.address, address)
     }
 
-    /// Returns which file of a running thread's process a region is.
+    /// Returns what a region of a running thread's process is: a part of a file, or memory without one.
     pub fn mapping(&self, memory: &GuestMemoryMmap, running: &Running, region: &Region) -> Option<Mapping> {
-        let mappings = self.mappings.as_ref().filter(|_| region.file != 0)?;
-        let read = |address: u64, bytes: &mut [u8]| self.space.read(memory, address, bytes);
-        let path = mappings.path(&read, running.address, region.file)?;
-        let page = mappings.first_page(&read, region.file).and_then(|page| self.page(memory, page));
-        Some(Mapping {
+        let mapping = Mapping {
             process: running.task.process,
             start: region.start,
             len: region.end - region.start,
             offset: region.offset,
+            path: String::new(),
+            size: 0,
+            build_id: None,
+        };
+        if region.file == 0 {
+            return Some(mapping);
+        }
+        let mappings = self.mappings.as_ref()?;
+        let read = |address: u64, bytes: &mut [u8]| self.space.read(memory, address, bytes);
+        let path = mappings.path(&read, running.address, region.file)?;
+        let page = mappings.first_page(&read, region.file).and_then(|page| self.page(memory, page));
+        Some(Mapping {
             path: text(&path),
+            size: mappings.size(&read, region.file)?,
             build_id: page.and_then(|page| elf_build_id(&page)),
+            ..mapping
         })
     }
 
@@ -240,6 +250,20 @@ fn build_id_of(notes: &[u8]) -> Option<[u8; 20]> {
     }
 }
 
+/// Returns the first two numbers of the kernel's version, from what it says of itself: `Linux version 6.12.1-...`.
+fn version(symbols: &Symbols, space: AddressSpace, memory: &GuestMemoryMmap) -> Option<[u32; 2]> {
+    let mut banner = [0; 32];
+    space.read(memory, symbols.address("linux_banner")?, &mut banner)?;
+    version_of(&banner)
+}
+
+fn version_of(banner: &[u8]) -> Option<[u32; 2]> {
+    let rest = banner.strip_prefix(b"Linux version ")?;
+    let mut numbers =
+        rest.split(|byte| !byte.is_ascii_digit()).map(|digits| str::from_utf8(digits).ok()?.parse().ok());
+    Some([numbers.next()??, numbers.next()??])
+}
+
 /// Returns the kernel's description of its types.
 fn types(symbols: &Symbols, space: AddressSpace, memory: &GuestMemoryMmap) -> Option<Vec<u8>> {
     let [start, stop] = ["__start_BTF", "__stop_BTF"].map(|name| symbols.address(name));
@@ -285,6 +309,13 @@ mod tests {
         assert_eq!(build_id_of(&notes), Some([7; 20]));
         assert_eq!(build_id_of(&notes[..50]), None);
         assert_eq!(build_id_of(&[0xff; 100]), None);
+    }
+
+    #[test]
+    fn a_kernels_version_is_in_its_banner() {
+        assert_eq!(version_of(b"Linux version 6.12.48+deb13-amd"), Some([6, 12]));
+        assert_eq!(version_of(b"Linux version 7.0-rc1 (builder@"), Some([7, 0]));
+        assert_eq!([&b"Linux version six"[..], b"Darwin", b""].map(version_of), [None; 3]);
     }
 
     #[test]

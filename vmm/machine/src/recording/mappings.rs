@@ -1,5 +1,5 @@
 //! Which files a guest's programs have mapped where, as its Linux keeps it: the process' tree of regions (a maple tree,
-//! since Linux 6.1), the names of files from the root down, and their pages that are in memory (an XArray). The offsets
+//! since Linux 6.1), the names of files from the root down, and their pages that are in memory (an xarray). The offsets
 //! of all members are those of BTF.
 //!
 //! The guest may have written anything there, and may change it at any time, also while it is read: every walk has an
@@ -27,8 +27,9 @@ const RANGES: u64 = 2;
 const RANGES_WITH_GAPS: u64 = 3;
 /// What an entry is, by its last two bits, if it is a reference to a node.
 const IS_NODE: u64 = 2;
-/// The file is the one below an overlay (`FMODE_BACKING`).
-const IS_BACKING: u32 = 1 << 25;
+/// The file is the one below an overlay (`FMODE_BACKING`): the bit that Linux 6.14 has moved, before and after that.
+const IS_BACKING: [u32; 2] = [1 << 25, 1 << 24];
+const MOVED: [u32; 2] = [6, 14];
 const PAGE_SHIFT: u32 = 12;
 
 /// Reads bytes at an address of the kernel's.
@@ -105,7 +106,11 @@ pub struct Mappings {
     /// Of a file: its path, its mode, and its path above an overlay.
     path: u64,
     mode: u64,
+    is_backing: u32,
     above: Option<u64>,
+    /// Of a file: its inode, and the size in that.
+    inode: u64,
+    size: u64,
     /// Of a file: its content; of that, the root of the tree of its pages; and of a node there, its first child.
     content: u64,
     pages: u64,
@@ -126,8 +131,8 @@ pub struct Mappings {
 }
 
 impl Mappings {
-    /// Finds out where a kernel with these types has it.
-    pub fn find(types: &Types) -> Option<Self> {
+    /// Finds out where a kernel with these types, of this version, has it.
+    pub fn find(types: &Types, version: [u32; 2]) -> Option<Self> {
         let offset = |structure, member| types.offset(structure, member);
         let name = offset("dentry", "d_name")?;
         let shared_part = offset("mount", "mnt")?;
@@ -145,7 +150,10 @@ impl Mappings {
             file: offset("vm_area_struct", "vm_file")?,
             path: offset("file", "f_path")?,
             mode: offset("file", "f_mode")?,
+            is_backing: IS_BACKING[usize::from(version >= MOVED)],
             above: offset("backing_file", "user_path"),
+            inode: offset("file", "f_inode")?,
+            size: offset("inode", "i_size")?,
             content: offset("file", "f_mapping")?,
             pages: offset("address_space", "i_pages")? + offset("xarray", "xa_head")?,
             first_child: offset("xa_node", "slots")?,
@@ -195,7 +203,7 @@ impl Mappings {
         let path = |at: u64| Some([member(at, self.mount)?, member(at, self.name)?]);
         let mut mode = [0; 4];
         read(file.wrapping_add(self.mode), &mut mode)?;
-        let above = self.above.filter(|_| u32::from_le_bytes(mode) & IS_BACKING != 0);
+        let above = self.above.filter(|_| u32::from_le_bytes(mode) & self.is_backing != 0);
         let root = path(member(thread, self.fs)?.wrapping_add(self.root))?;
         let [mut mount, mut name] = path(file.wrapping_add(above.unwrap_or(self.path)))?;
         let (mut names, mut length) = (Vec::new(), 0);
@@ -220,6 +228,11 @@ impl Mappings {
             }
         }
         None
+    }
+
+    /// Returns a file's size.
+    pub fn size(&self, read: &Read, file: u64) -> Option<u64> {
+        word(read, word(read, file.wrapping_add(self.inode))?.wrapping_add(self.size))
     }
 
     /// Returns the address of the description of a file's first page, if that is in memory.
@@ -298,7 +311,10 @@ mod tests {
             file: 24,
             path: 8,
             mode: 0,
+            is_backing: IS_BACKING[1],
             above: Some(24),
+            inode: 48,
+            size: 0,
             content: 40,
             pages: 0,
             first_child: 8,
@@ -337,11 +353,14 @@ mod tests {
         kernel.write(leaf + 8, &(0..15).map(|number| 0x40_0fff + 0x1000 * number).collect::<Vec<_>>());
         kernel.write(leaf + 128 + 8 * 15, &[at(REGION)]);
         kernel.write(REGION, &[0x40_f000, 0x41_2000, 3, at(FILE)]);
-        kernel.write(FILE, &[0, at(mount + 16), at(name(4)), at(mount + 16), at(name(3)), at(content)]);
+        kernel.write(
+            FILE,
+            &[0, at(mount + 16), at(name(4)), at(mount + 16), at(name(3)), at(content), at(content + 0x30)],
+        );
         // Two nodes above the first page.
         kernel.write(content, &[at(content + 0x10) | IS_NODE]);
         kernel.write(content + 0x18, &[at(content + 0x20) | IS_NODE]);
-        kernel.write(content + 0x28, &[PAGE]);
+        kernel.write(content + 0x28, &[PAGE, 12_345]);
         kernel.write(root_mount, &[at(root_mount), at(name(0)), at(name(0))]);
         kernel.write(mount, &[at(root_mount), at(name(1)), at(name(2))]);
         for (number, (parent, text)) in
@@ -388,7 +407,7 @@ mod tests {
         kernel.write(0x100, &[mount, name]);
         assert_eq!(path(&kernel).as_deref(), Some("/bin/prog"));
         // The file that is open is below an overlay.
-        kernel.write(FILE, &[u64::from(IS_BACKING)]);
+        kernel.write(FILE, &[u64::from(IS_BACKING[1])]);
         assert_eq!(path(&kernel).as_deref(), Some("/bin"));
         kernel.0[0x630..0x633].copy_from_slice(b"b/n");
         assert_eq!(path(&kernel), None);
@@ -405,8 +424,10 @@ mod tests {
             |kernel: &Memory| layout().first_page(&|address, bytes| kernel.read(address, bytes), BASE + FILE);
         let mut kernel = process();
         assert_eq!(page(&kernel), Some(PAGE));
+        let size = layout().size(&|address, bytes| kernel.read(address, bytes), BASE + FILE);
+        assert_eq!(size, Some(12_345));
         // It was swapped out; it was never there; a node that contains itself.
-        for entry in [PAGE | 1, 0, BASE + 0xa20 | IS_NODE] {
+        for entry in [PAGE | 1, 0, (BASE + 0xa20) | IS_NODE] {
             kernel.write(0xa28, &[entry]);
             assert_eq!(page(&kernel), None, "{entry:#x}");
         }

@@ -32,12 +32,12 @@ pub struct Sample {
     /// Return addresses of the callers in the program. If the vCPU was in the kernel, the first is where the program
     /// has entered it.
     pub user: Vec<u64>,
-    /// Files that the program has mapped where these addresses are, if no earlier sample has them.
+    /// What the program has mapped where these addresses are, if no earlier sample has it.
     #[serde(default)]
     pub mappings: Vec<Mapping>,
 }
 
-/// A part of a file that a process of a guest has mapped.
+/// A part of a file that a process of a guest has mapped, or memory without a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mapping {
     /// Number of the process.
@@ -47,8 +47,10 @@ pub struct Mapping {
     pub len: u64,
     /// Where it begins in the file.
     pub offset: u64,
-    /// The file, as the process names it.
+    /// The file, as the process names it. Empty if there is none.
     pub path: String,
+    /// The file's size.
+    pub size: u64,
     /// The file's build id, if it was found.
     pub build_id: Option<[u8; 20]>,
 }

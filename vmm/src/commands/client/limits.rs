@@ -22,6 +22,8 @@ const MAX_NAME: usize = 200;
 /// Maximum number of files that come with a sample, and length of the path of one.
 const MAX_MAPPINGS: usize = 64;
 const MAX_PATH: usize = 4095;
+/// Maximum number of callers in a sample (`kernel.perf_event_max_stack`).
+const MAX_CALLERS: usize = 127;
 /// Maximum length of a thread's name (`TASK_COMM_LEN` without the zero).
 const MAX_THREAD_NAME: usize = 15;
 
@@ -62,6 +64,8 @@ fn limited_samples(mut samples: Samples) -> Samples {
             task.name = shorter(&task.name, MAX_THREAD_NAME);
         }
         sample.mappings.truncate(MAX_MAPPINGS);
+        sample.kernel.truncate(MAX_CALLERS);
+        sample.user.truncate(MAX_CALLERS);
         for mapping in &mut sample.mappings {
             mapping.path = shorter(&mapping.path, MAX_PATH);
         }

@@ -53,6 +53,8 @@ const USER: u16 = 2;
 const HAS_SIZE: u16 = 1 << 15;
 /// A mapping's record has the file's build id in place of its numbers.
 const HAS_BUILD_ID: u16 = 1 << 14;
+/// Name of memory without a file. perf would look on this host for a map of its own name for that (`//anon`).
+const NO_FILE: &str = "[anon]";
 /// Protection and flags of what a program executes: it is read and executed, and private.
 const CODE: [u32; 2] = [5, 2];
 
@@ -268,7 +270,7 @@ impl Records {
         self.0[start + 6..start + 8].copy_from_slice(&size.to_le_bytes());
     }
 
-    /// Adds a part of a file that a process has mapped. By its build id perf refuses another file of the same path.
+    /// Adds what a process has mapped. By a file's build id perf refuses another file of the same path.
     fn add_mapping(&mut self, mapping: &Mapping, thread: u32, time: u64, vcpu: u32) {
         let process = number(mapping.process);
         let place = if mapping.build_id.is_some() { USER | HAS_BUILD_ID } else { USER };
@@ -284,7 +286,7 @@ impl Records {
                 None => record.words(&[0; 3]),
             }
             record.pair(CODE[0], CODE[1]);
-            record.text(&mapping.path);
+            record.text(if mapping.path.is_empty() { NO_FILE } else { &mapping.path });
             record.identity(process, thread, time, vcpu);
         });
     }

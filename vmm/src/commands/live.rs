@@ -1,14 +1,15 @@
-//! `tally stat` on a terminal: redraws the text at each interval until a key or a signal ends it.
+//! Commands that show running VMs again and again: on a terminal, the text is redrawn at each interval until a key or a
+//! signal ends it; elsewhere, it is printed block by block.
 
-use std::io;
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{Looked, look_at};
-use crate::commands::client::Vm;
+use crate::commands::client::ClientError;
 use crate::host::printer::{self, Screen};
 use crate::host::terminal::{self, Raw};
 use crate::protocol::ending::FAILURE;
@@ -31,22 +32,75 @@ enum Woken {
     Signal(i32),
 }
 
-/// Shows these VMs until a key or a signal ends the live view, or all VMs have ended.
-pub fn show(mut vms: Vec<Vm>, interval: Duration) -> Result<ExitCode> {
+/// Result of one look at all VMs.
+pub struct Looked {
+    /// What is shown.
+    pub lines: Vec<String>,
+    /// Why some VMs are not looked at any more.
+    pub gone: Vec<ClientError>,
+    /// There is a VM that can be looked at again.
+    pub more: bool,
+}
+
+/// Returns whether VMs are shown on the terminal, and not printed block by block.
+pub fn is_drawn(count: Option<u32>) -> bool {
+    io::stdout().is_terminal() && count.is_none()
+}
+
+/// Shows VMs live if standard output is a terminal, or else prints `count` blocks. Ends earlier if no VM is left.
+pub fn show(interval: Duration, count: Option<u32>, look: &mut dyn FnMut() -> Looked) -> Result<ExitCode> {
+    if is_drawn(count) {
+        return draw(interval, look);
+    }
+    unless_closed(print(interval, count, look))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ignores that a reader has closed the pipe: it has read enough.
+pub fn unless_closed(printed: io::Result<()>) -> io::Result<()> {
+    printed.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
+}
+
+/// Prints blocks of text, `count` times or until no VM is left.
+fn print(interval: Duration, count: Option<u32>, look: &mut dyn FnMut() -> Looked) -> io::Result<()> {
+    let mut out = printer::out();
+    for round in 0.. {
+        thread::sleep(interval);
+        let Looked { lines, gone, more } = look();
+        if round > 0 && !lines.is_empty() {
+            writeln!(out)?;
+        }
+        for line in lines {
+            writeln!(out, "{line}")?;
+        }
+        out.flush()?;
+        for error in gone {
+            printer::say(&error);
+        }
+        if !more || count.is_some_and(|count| round + 1 >= count) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Draws text until a key or a signal ends the live view, or all VMs have ended.
+fn draw(interval: Duration, look: &mut dyn FnMut() -> Looked) -> Result<ExitCode> {
     const INTERRUPTED: u8 = 128;
     let signals = Signals::start().context("cannot start the signal thread")?;
     let raw = Raw::enter().context("cannot make the terminal raw")?;
     let mut screen = Screen::enter()?;
     let mut lines = vec!["the first figures come in a moment; q ends this".to_owned()];
     let mut all_gone = Vec::new();
-    let mut ended_by = None;
-    while !vms.is_empty() {
+    let (mut ended_by, mut is_over) = (None, false);
+    while !is_over {
         Screen::draw(&lines)?;
         match wait(&signals, raw.is_some(), interval)? {
             Woken::Interval => {
-                let Looked { lines: found, gone } = look_at(&mut vms);
+                let Looked { lines: found, gone, more } = look();
                 lines = found;
                 all_gone.extend(gone);
+                is_over = !more;
             }
             Woken::Screen => {}
             Woken::Stop => {
