@@ -13,6 +13,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::OnceLock;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
@@ -121,6 +122,9 @@ pub fn except(mut tests: Vec<Test>, names: &[&str]) -> Vec<Test> {
     tests
 }
 
+/// Time between two updates of the record: a run that is cut off teaches the next one what it has learnt.
+const RECORDED: Duration = Duration::from_secs(30);
+
 /// Number of groups that are listed at the end of a run.
 const SLOWEST_SHOWN: usize = 10;
 
@@ -154,7 +158,18 @@ pub fn main(mut tests: Vec<Test>) -> ExitCode {
     arguments.test_threads.get_or_insert(tests.len());
     let record = Record::open();
     cores::expect(record.known());
-    let conclusion = libtest_mimic::run(&arguments, tests.into_iter().map(Test::trial).collect());
+    let conclusion = thread::scope(|scope| {
+        let (running, ended) = mpsc::channel::<()>();
+        let record = &record;
+        scope.spawn(move || {
+            while ended.recv_timeout(RECORDED) == Err(RecvTimeoutError::Timeout) {
+                record.update(cores::taken());
+            }
+        });
+        let conclusion = libtest_mimic::run(&arguments, tests.into_iter().map(Test::trial).collect());
+        drop(running);
+        conclusion
+    });
     let taken = cores::taken();
     print!("{}", slowest(&taken));
     record.update(taken);
@@ -208,6 +223,7 @@ impl Record {
         let mut lines: Vec<_> =
             all.into_iter().map(|(name, duration)| format!("{} {name}\n", duration.as_millis())).collect();
         lines.sort();
-        let _ = fs::write(path, lines.concat());
+        let new = path.with_extension("new");
+        let _ = fs::write(&new, lines.concat()).and_then(|()| fs::rename(&new, path));
     }
 }

@@ -174,12 +174,9 @@ impl Functions {
         Self { kernel, processes: HashMap::new(), kept: 0, files: HashMap::new(), left }
     }
 
-    /// Returns the name of a sample's process, with its number if it is known.
-    pub fn process(sample: &Sample) -> String {
-        match &sample.task {
-            Some(task) => name(&format!("{}-{}", task.name, task.process)),
-            None => format!("cr3-{:x}", sample.table),
-        }
+    /// Returns the name of a sample's thread, or else the address of its page tables.
+    pub fn command(sample: &Sample) -> String {
+        sample.task.as_ref().map_or_else(|| format!("cr3-{:x}", sample.table), |task| name(&task.name))
     }
 
     /// Returns the name of the function in which a sample is.
@@ -198,7 +195,8 @@ impl Functions {
     pub fn frames(&mut self, sample: &Sample) -> Vec<String> {
         let innermost = self.function(sample);
         let process = sample.task.as_ref().map(|task| task.process);
-        let mut frames = vec![Self::process(sample)];
+        let number = process.map_or_else(String::new, |process| format!("-{process}"));
+        let mut frames = vec![Self::command(sample) + &number];
         frames.extend(sample.user.iter().rev().map(|address| self.of_program(process, *address)));
         let kernel = sample.kernel.iter().rev().map(|address| of_kernel(&self.of_kernel(*address)));
         frames.extend(kernel);

@@ -1,4 +1,4 @@
-//! `tally top`: which functions run in running VMs, live: by share, by process and by VM.
+//! `tally top`: which functions run in running VMs, live: by share, by program and by VM.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -31,7 +31,8 @@ const MAX_FUNCTIONS: usize = 1 << 14;
 const SYMBOLS_OF_ANOTHER: usize = 16 << 20;
 const SYMBOLS_OF_OTHERS: usize = 256 << 20;
 
-/// What was sampled: the process, whether it was in the kernel, and the function.
+/// What was sampled: the program's name, whether it was in the kernel, and the function. Processes of the same name are
+/// one: there may be many short ones.
 type Place = (String, bool, String);
 
 /// `tally top`: shows the functions of one VM, or of all.
@@ -136,7 +137,7 @@ fn fetch(mut vm: Vm, mut functions: Functions, into: &Mutex<Result<Seen, ClientE
             Err(error) => return *lock(into) = Err(error),
         };
         let places = answer.taken.iter().map(|sample| {
-            ((Functions::process(sample), !sample.is_user, functions.function(sample)), sample.period)
+            ((Functions::command(sample), !sample.is_user, functions.function(sample)), sample.period)
         });
         let places: Vec<(Place, u64)> = places.collect();
         if let Ok(seen) = &mut *lock(into) {
@@ -188,17 +189,17 @@ fn lines(seen: &[(String, Seen)], event: &str, interval: Duration, rows: usize) 
     let lost = if lost > 0 { format!(", {lost} lost") } else { String::new() };
     let seconds = interval.as_secs_f64();
     let mut lines = vec![format!("{vms}: {samples} samples of {event} in {seconds:.1} s{lost}")];
-    lines.push(format!("{:>7}  {:12} {:20} function", "share", "VM", "process"));
-    lines.extend(places.into_iter().take(rows).map(|(counts, vm, (process, is_kernel, function))| {
+    lines.push(format!("{:>7}  {:12} {:15} function", "share", "VM", "command"));
+    lines.extend(places.into_iter().take(rows).map(|(counts, vm, (command, is_kernel, function))| {
         #[allow(clippy::cast_precision_loss, reason = "it is shown with two digits")]
         let share = 100.0 * counts as f64 / total.max(1) as f64;
         let level = if *is_kernel { "[k]" } else { "[.]" };
-        short(&format!("{share:6.2}%  {:12} {:20} {level} {function}", cut(vm, 12), cut(process, 20)))
+        short(&format!("{share:6.2}%  {:12} {:15} {level} {function}", cut(vm, 12), cut(command, 15)))
     }));
     lines
 }
 
-/// Returns as much of a text as a column has room for: its end is kept, where a process has its number.
+/// Returns as much of a text as a column has room for: the beginning and the end of a longer one.
 fn cut(text: &str, columns: usize) -> String {
     let len = text.chars().count();
     if len <= columns {
@@ -213,23 +214,23 @@ mod tests {
     use super::*;
 
     fn seen(places: &[(&str, bool, &str, u64)]) -> Seen {
-        let place = |(process, is_kernel, function, counts): &(&str, bool, &str, u64)| {
-            (((*process).to_owned(), *is_kernel, (*function).to_owned()), *counts)
+        let place = |(command, is_kernel, function, counts): &(&str, bool, &str, u64)| {
+            (((*command).to_owned(), *is_kernel, (*function).to_owned()), *counts)
         };
         Seen { places: places.iter().map(place).collect(), samples: places.len() as u64, lost: 0 }
     }
 
     #[test]
     fn functions_of_all_vms_are_in_the_order_of_their_shares() {
-        let web = seen(&[("nginx-7", true, "copy_page", 250), ("nginx-7", false, "main", 500)]);
-        let build = Seen { lost: 3, ..seen(&[("cc1plus-with-a-long-name-1234", false, "[cc1plus]", 250)]) };
+        let web = seen(&[("nginx", true, "copy_page", 250), ("nginx", false, "main", 500)]);
+        let build = Seen { lost: 3, ..seen(&[("cr3-1fe0c0001fe0c000", false, "[cc1plus]", 250)]) };
         let both = [("web".to_owned(), web), ("build".to_owned(), build)];
         let expected = [
             "2 VMs: 3 samples of cycles in 2.0 s, 3 lost",
-            "  share  VM           process              function",
-            " 50.00%  web          nginx-7              [.] main",
-            " 25.00%  build        cc1plus-w~-name-1234 [.] [cc1plus]",
-            " 25.00%  web          nginx-7              [k] copy_page",
+            "  share  VM           command         function",
+            " 50.00%  web          nginx           [.] main",
+            " 25.00%  build        cr3-1fe~fe0c000 [.] [cc1plus]",
+            " 25.00%  web          nginx           [k] copy_page",
         ];
         assert_eq!(lines(&both, "cycles", Duration::from_secs(2), 20), expected);
         assert_eq!(lines(&both, "cycles", Duration::from_secs(2), 1).len(), 3);
