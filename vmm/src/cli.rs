@@ -115,7 +115,10 @@ Examples:
         shell: Shell,
     },
     /// Print the manual page, or write those of all commands
-    #[command(after_help = "Examples:\n  tally man | man -l -\n  tally man ~/.local/share/man/man1")]
+    #[command(
+        hide = true,
+        after_help = "Examples:\n  tally man | man -l -\n  tally man ~/.local/share/man/man1"
+    )]
     Man {
         /// Where to write tally.1, tally-run.1 and so on
         folder: Option<PathBuf>,

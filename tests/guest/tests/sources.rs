@@ -87,7 +87,7 @@ const STREAMS: [(&str, &str); 11] = [
     ("vmm/src/run/inherited.rs", "closes all other descriptors"),
     ("vmm/src/run/lost_memory.rs", "a signal handler cannot allocate; its line quotes nobody"),
     ("vmm/src/sandbox/violation.rs", "a signal handler cannot allocate; its line quotes nobody"),
-    ("vmm/src/commands/stat.rs", "asks whether it is a terminal"),
+    ("vmm/src/commands/live.rs", "asks whether it is a terminal"),
     ("vmm/src/host/terminal.rs", "asks for the terminal's size"),
     ("guest-images/src/progress.rs", "shows the steps of a build, and replaces control characters"),
     ("vpmu/perf/src/broker/server.rs", "closes them"),

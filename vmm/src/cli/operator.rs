@@ -115,8 +115,7 @@ pub struct Snapshot {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Ends after --duration, at Ctrl-C, or with the VM. The kernel's symbols are
-written beside the samples: perf report --kallsyms perf.data.kallsyms. Only
-these: tally symbols.
+written beside the samples: perf report --kallsyms perf.data.kallsyms.
 
 Examples:
   tally record web --duration 10 --flamegraph web.svg
@@ -137,14 +136,14 @@ pub struct Record {
     /// Callers: fp (frame pointers) or no
     #[arg(long, value_name = "HOW", value_parser = PossibleValuesParser::new(["fp", "no"]), hide_possible_values = true)]
     pub call_graph: Option<String>,
-    /// Also draw a flame graph, with callers unless they are refused
+    /// Also draw a flame graph, of callers
     #[arg(long, value_name = "FILE.svg")]
     pub flamegraph: Option<PathBuf>,
     /// End after this time
     #[arg(long, value_name = "SECONDS", value_parser = duration)]
     pub duration: Option<Duration>,
-    /// Where the samples are written, for perf
-    #[arg(short, long, value_name = "FILE", default_value = "perf.data")]
+    /// Where to, for perf [default: perf.data]
+    #[arg(short, long, value_name = "FILE", default_value = "perf.data", hide_default_value = true)]
     pub output: PathBuf,
 }
 

@@ -55,8 +55,8 @@ impl Symbols {
         Self(symbols)
     }
 
-    /// Returns the functions of a kernel, by its symbols as in `/proc/kallsyms`. Each ends where the next symbol begins,
-    /// of a function or of data; what is behind the last is a module's.
+    /// Returns the functions of a kernel, by its symbols as in `/proc/kallsyms`. Each ends where the next symbol
+    /// begins, of a function or of data; what is behind the last is a module's.
     pub fn of_kernel(text: &str) -> Self {
         fn symbol(line: &str) -> Option<(u64, Option<&str>)> {
             let mut words = line.split(' ');
