@@ -155,7 +155,8 @@ impl Recorder {
         self.known.insert((process, region.start), region);
     }
 
-    /// Returns the regions of a process in which these addresses are, and what they are, as far as that is not known yet.
+    /// Returns the regions of a process in which these addresses are, and what they are, as far as that is not known
+    /// yet.
     fn mappings(
         &self,
         linux: &GuestLinux,

@@ -1,5 +1,6 @@
-//! A guest's Linux, as far as its memory says it: its symbols, which of its threads a vCPU runs, and whose code that is. The guest may have
-//! written anything there, and may change it at any time: what does not fit together is not there.
+//! A guest's Linux, as far as its memory says it: its symbols, which of its threads a vCPU runs, and whose code that
+//! is. The guest may have written anything there, and may change it at any time: what does not fit together is not
+//! there.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 

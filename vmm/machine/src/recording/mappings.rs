@@ -295,7 +295,8 @@ mod tests {
     }
 
     /// The offsets of members: threads have memory and fs, files have mode, path, path above and content, names have
-    /// parent, text and length, mounts have their shared part (the root) at 16, behind what they are mounted in and where.
+    /// parent, text and length, mounts have their shared part (the root) at 16, behind what they are mounted in and
+    /// where.
     fn layout() -> Mappings {
         let node = |slots| Node { pivots: 8, count: (slots - 8) / 8, slots, end: 248 };
         Mappings {
