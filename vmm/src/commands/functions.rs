@@ -64,7 +64,9 @@ impl Symbols {
             let is_function = matches!(words.next()?, "t" | "T" | "w" | "W");
             Some((start, words.next().filter(|_| is_function)))
         }
-        let mut symbols: Vec<_> = text.lines().filter_map(symbol).collect();
+        /// Twice as many as a kernel has.
+        const MOST: usize = 1 << 19;
+        let mut symbols: Vec<_> = text.lines().take(MOST).filter_map(symbol).collect();
         symbols.sort_by_key(|(start, name)| (*start, name.is_some()));
         let mut functions = Vec::new();
         let mut next = 0;
@@ -75,6 +77,13 @@ impl Symbols {
             next = start;
         }
         Self::new(functions)
+    }
+
+    /// Returns about how much memory they take.
+    pub fn size(&self) -> usize {
+        /// What an allocation takes beside its content.
+        const ALLOCATION: usize = 16;
+        self.0.iter().map(|symbol| size_of::<Symbol>() + ALLOCATION + symbol.name.len()).sum()
     }
 
     /// Returns the name of the function at an address.

@@ -27,9 +27,9 @@ const PRINTED: usize = 20;
 const DRAWN: usize = 200;
 /// Maximum number of functions that are kept of a VM at a look: it can make up any number.
 const MAX_FUNCTIONS: usize = 1 << 14;
-/// Maximum size of the symbols of a kernel of another user's VM, and of all of these.
+/// Maximum size of the symbols of another user's VM, and of what is kept of all of these.
 const SYMBOLS_OF_ANOTHER: usize = 16 << 20;
-const SYMBOLS_OF_OTHERS: usize = 256 << 20;
+const SYMBOLS_OF_OTHERS: usize = 1 << 30;
 
 /// What was sampled: the program's name, whether it was in the kernel, and the function. Processes of the same name are
 /// one: there may be many short ones.
@@ -70,22 +70,31 @@ struct Kernels {
 }
 
 impl Kernels {
-    /// Returns the functions of a VM's kernel: none if its owner is another user, and there are too many already.
+    /// Returns the functions of a VM's kernel: none if its owner is another user, and these take too much already.
     fn of(&self, vm: &mut Vm) -> Result<(Arc<Symbols>, bool), ClientError> {
         let is_anothers = vm.other_owner().is_some();
-        if is_anothers && self.of_others.load(Ordering::Relaxed) > SYMBOLS_OF_OTHERS {
+        let reserved = if is_anothers { SYMBOLS_OF_ANOTHER } else { 0 };
+        if self.of_others.fetch_add(reserved, Ordering::Relaxed) > SYMBOLS_OF_OTHERS && is_anothers {
+            self.of_others.fetch_sub(reserved, Ordering::Relaxed);
             return Ok((Arc::default(), false));
         }
-        let text = if is_anothers { vm.symbols_up_to(SYMBOLS_OF_ANOTHER)? } else { vm.symbols()? };
-        if is_anothers {
-            self.of_others.fetch_add(text.len(), Ordering::Relaxed);
-        }
-        // Another user's VM says what that user likes, also of its kernel.
-        let mut hash = DefaultHasher::new();
-        (vm.owner(), &text).hash(&mut hash);
-        let mut known = lock(&self.known);
-        let kernel = known.entry(hash.finish()).or_insert_with(|| Symbols::of_kernel(&text).into());
-        Ok((Arc::clone(kernel), !text.is_empty()))
+        let text = if is_anothers { vm.symbols_up_to(reserved) } else { vm.symbols() };
+        let mut kept = 0;
+        let kernel = text.map(|text| {
+            // Another user's VM says what that user likes, also of its kernel.
+            let mut hash = DefaultHasher::new();
+            (vm.owner(), &text).hash(&mut hash);
+            let mut known = lock(&self.known);
+            let kernel = known.entry(hash.finish()).or_insert_with(|| {
+                let symbols = Symbols::of_kernel(&text);
+                kept = if is_anothers { symbols.size() } else { 0 };
+                symbols.into()
+            });
+            (Arc::clone(kernel), !text.is_empty())
+        });
+        self.of_others.fetch_add(kept, Ordering::Relaxed);
+        self.of_others.fetch_sub(reserved, Ordering::Relaxed);
+        kernel
     }
 }
 
