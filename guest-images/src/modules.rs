@@ -18,6 +18,8 @@ use crate::error::{Error, Result};
 /// system of the host's.
 const WANTED: [&str; 6] =
     ["virtio_mmio", "virtio_console", "virtiofs", "virtio_blk", "virtio_net", "overlay"];
+/// File that lists the modules of a tree in which a kernel was built.
+pub const ORDER: &str = "modules.order";
 /// File name extensions of compressed modules.
 const COMPRESSED: [&str; 3] = ["gz", "xz", "zst"];
 
@@ -29,12 +31,28 @@ pub fn archive(directory: &Path) -> Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
+/// Creates an archive for the kernel in the tree in which it was built, whose `modules.order` lists the modules.
+pub fn archive_of_tree(tree: &Path) -> Result<Vec<u8>> {
+    let list = tree.join(ORDER);
+    let order = fs::read_to_string(&list).map_err(Error::io("read", list))?;
+    // Since Linux 6.3 it has the objects from which modules are made.
+    let modules =
+        order.lines().map(|line| line.strip_suffix(".o").map_or(line.into(), |rest| format!("{rest}.ko")));
+    let files = modules.filter_map(|module| Some((module_name(Path::new(&module))?, tree.join(&module))));
+    let mut archive = Archive::new();
+    add_some(&mut archive, &files.collect())?;
+    Ok(archive.finish())
+}
+
 /// Adds the modules to an existing archive, as described for [`archive`].
 pub fn add(archive: &mut Archive, directory: &Path) -> Result<()> {
-    let files = all(directory)?;
+    add_some(archive, &all(directory)?)
+}
+
+fn add_some(archive: &mut Archive, files: &BTreeMap<String, PathBuf>) -> Result<()> {
     let mut found = Vec::new();
     for name in WANTED {
-        find(name, &files, &mut found)?;
+        find(name, files, &mut found)?;
     }
     let Some(release) = found.first().map(|module| module.release.clone()) else { return Ok(()) };
     let path = format!("lib/modules/{release}");
@@ -277,5 +295,30 @@ mod tests {
         fs::remove_file(&path).unwrap();
         let error = archive(folder.path()).unwrap_err().to_string();
         assert!(error.contains("virtiofs.ko.xz"), "{error}");
+    }
+
+    #[test]
+    fn modules_of_a_tree_are_those_that_it_lists() {
+        let folder = tempfile::tempdir().unwrap();
+        let tree = folder.path();
+        fs::create_dir_all(tree.join("drivers/virtio")).unwrap();
+        fs::create_dir(tree.join("old")).unwrap();
+        fs::write(tree.join("drivers/virtio/virtio_ring.ko"), driver("virtio", "y")).unwrap();
+        fs::write(tree.join("drivers/virtio/virtio-mmio.ko"), driver("virtio_ring", "x")).unwrap();
+        // What an earlier configuration has left.
+        fs::write(tree.join("old/overlay.ko"), driver("", "z")).unwrap();
+        assert!(archive_of_tree(tree).is_err(), "nothing was built");
+        for order in [
+            "drivers/virtio/virtio_ring.o\ndrivers/virtio/virtio-mmio.o\n",
+            "drivers/virtio/virtio-mmio.ko\ndrivers/virtio/virtio_ring.ko\n",
+        ] {
+            fs::write(tree.join(ORDER), order).unwrap();
+            let archive = archive_of_tree(tree).unwrap();
+            let dependencies = file(&archive, "lib/modules/6.9.1-x/modules.dep");
+            assert_eq!(dependencies, "virtio_ring.ko:\nvirtio_mmio.ko: virtio_ring.ko\n");
+        }
+        fs::write(tree.join(ORDER), "drivers/gone/virtio_net.o\n").unwrap();
+        let error = archive_of_tree(tree).unwrap_err().to_string();
+        assert!(error.contains("drivers/gone/virtio_net.ko"), "{error}");
     }
 }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `calls` | system calls that the sandbox allows |
 //! | `help` | help texts that differ |
-//! | `host` | facts about the processor |
+//! | `host` | facts about the processor and its kernels |
 
 #[cfg(target_arch = "riscv64")]
 mod riscv64;

@@ -6,3 +6,4 @@ pub mod kernels;
 pub mod snapshot;
 pub mod source;
 pub mod template;
+mod tree;

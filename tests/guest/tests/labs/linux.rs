@@ -37,6 +37,7 @@ pub fn tests() -> Vec<Test> {
             perf_relates_its_time_to_the_tsc_without_kvms_clock,
             kernels_of_newer_releases_boot,
             a_kernel_without_its_modules_is_refused,
+            a_kernel_is_found_in_the_tree_in_which_it_was_built_with_its_modules,
         ]),
     ]
     .concat()
@@ -108,6 +109,13 @@ static KERNELS: LazyLock<Results> = LazyLock::new(|| {
         .step("trixie", "./tally run --kernel trixie/boot/vmlinuz -- uname -r")
         .step("sid", "./tally run --kernel sid/boot/vmlinuz -- uname -r")
         .step("bare", "cp trixie/boot/vmlinuz alone; ./tally run --kernel alone -- uname -r")
+        .step(
+            "tree",
+            "mkdir -p tree/arch/x86/boot && cp sid/boot/vmlinuz tree/arch/x86/boot/bzImage && cp -r sid/lib tree/drivers && \
+             rm -r sid/lib && cd tree && find drivers -name '*.ko' | sed 's/ko$/o/' >modules.order && \
+             ../tally run --kernel . --share . -- sh -c 'uname -r; ls arch'",
+        )
+        .step("no-tree", "mkdir empty; ./tally run --kernel empty -- true")
         .run()
 });
 
@@ -254,6 +262,15 @@ fn kernels_of_newer_releases_boot() {
     let newest = KERNELS.of("sid");
     let major: u32 = newest.text().split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0);
     assert!(major >= 7, "{}{}", newest.text(), newest.err);
+}
+
+fn a_kernel_is_found_in_the_tree_in_which_it_was_built_with_its_modules() {
+    let done = KERNELS.of("tree");
+    let newest = KERNELS.of("sid").text();
+    assert_eq!((done.status, done.text()), (0, format!("{newest}x86\n")), "{}", done.err);
+    let empty = KERNELS.of("no-tree");
+    assert_eq!((empty.status, empty.err.lines().count()), (125, 1), "{}", empty.err);
+    assert!(empty.err.contains("--kernel empty: no arch/x86/boot/bzImage in this folder"), "{}", empty.err);
 }
 
 fn a_kernel_without_its_modules_is_refused() {

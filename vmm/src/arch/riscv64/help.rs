@@ -3,7 +3,7 @@
 use tally_machine::pmu::Choice;
 
 /// What `--kernel` takes.
-pub const KERNEL: &str = "An Image, also packed by gzip or as an EFI program";
+pub const KERNEL: &str = "An Image, packed, as an EFI program, or a built tree";
 
 /// What `--pmu` takes, a line each.
 pub const PMUS: &str = "

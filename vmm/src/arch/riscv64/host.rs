@@ -7,6 +7,9 @@ use guest_images::host::has_hypervisor_extension;
 use crate::arch::value;
 use crate::host::fact::Fact;
 
+/// Where a build leaves a kernel in its tree.
+pub const IMAGE_IN_TREE: &str = "arch/riscv/boot/Image";
+
 /// Returns the facts about the processor.
 pub fn facts() -> Vec<Fact> {
     vec![virtualisation(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default())]

@@ -3,7 +3,7 @@
 use tally_machine::pmu::Choice;
 
 /// What `--kernel` takes.
-pub const KERNEL: &str = "vmlinux, bzImage or a multiboot image";
+pub const KERNEL: &str = "bzImage, vmlinux, multiboot, or a built tree";
 
 /// What `--pmu` takes, a line each.
 pub const PMUS: &str = "

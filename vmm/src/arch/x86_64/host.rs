@@ -6,6 +6,9 @@ use std::fs;
 use crate::arch::value;
 use crate::host::fact::Fact;
 
+/// Where a build leaves a kernel in its tree.
+pub const IMAGE_IN_TREE: &str = "arch/x86/boot/bzImage";
+
 /// Returns the facts about the processor.
 pub fn facts() -> Vec<Fact> {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -9,6 +9,7 @@ use tally_machine::pmu::{Pmu, Processor};
 use tally_machine::{KERNEL_PARAMETERS, Kernel};
 
 use super::kernels::Kernels;
+use super::tree;
 use crate::cli::Run;
 use crate::host::lab;
 
@@ -24,7 +25,8 @@ pub struct Files {
 /// Returns the kernel, patched, and the initrd that the options name; one that is not named is the default guest's.
 pub fn files(options: &Run, kernels: Kernels) -> Result<Files> {
     let read = |path: &Path| kernels.read(path, |kernel| check(options, kernel));
-    let named = options.kernel.as_deref().map(read).transpose()?;
+    let path = options.kernel.as_deref().map(tree::image).transpose()?;
+    let named = path.as_deref().map(read).transpose()?;
     let files = match named {
         Some(kernel) if options.initrd.is_some() || !kernel.is_linux() => {
             Files { kernel, initrd: options.initrd.clone(), initrd_prefix: Vec::new() }
@@ -32,7 +34,7 @@ pub fn files(options: &Run, kernels: Kernels) -> Result<Files> {
         _ => {
             let mut progress = Progress::stderr("tally").verbose(options.verbose > 0);
             let guest = guest_images::default_guest(&mut progress)?;
-            let initrd_prefix = match (&named, &options.kernel) {
+            let initrd_prefix = match (&named, &path) {
                 (Some(kernel), Some(path)) => modules(kernel, path)?,
                 _ => Vec::new(),
             };
@@ -62,10 +64,14 @@ fn check(options: &Run, kernel: &Kernel) -> Result<()> {
     Ok(())
 }
 
-/// Returns an archive of the modules with which a user's kernel drives Tally's devices. The modules are searched for
-/// where distributions install them: first below the root directory whose `boot` contains the kernel, then below this
-/// host's root directory.
+/// Returns an archive of the modules with which a user's kernel drives Tally's devices. The modules are those of the
+/// tree in which the kernel was built, if it is still there. Others are searched for where distributions install them:
+/// first below the root directory whose `boot` contains the kernel, then below this host's root directory.
 fn modules(kernel: &Kernel, path: &Path) -> Result<Vec<u8>> {
+    if let Some(tree) = tree::with_modules(path) {
+        info!("modules: those that were built in {}", tree.display());
+        return Ok(guest_images::modules::archive_of_tree(&tree)?);
+    }
     let Some(release) = kernel.release() else { return Ok(Vec::new()) };
     let boot = path.canonicalize().ok().and_then(|path| path.parent().map(Path::to_owned));
     let root = boot.as_deref().filter(|folder| folder.ends_with("boot")).and_then(Path::parent);
