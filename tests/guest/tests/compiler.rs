@@ -101,17 +101,20 @@ fn a_comparison_that_the_compiler_has_removed_is_found() {
 #[ignore = "it compiles everything anew"]
 fn nothing_in_tally_reads_a_variable_that_was_never_written() {
     let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mir");
     let built = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["build", "--quiet", "--profile=lab", "--package=tally", "--lib", "--message-format=json"])
-        .env("CARGO_TARGET_DIR", Path::new(env!("CARGO_TARGET_TMPDIR")).join("mir"))
+        .env("CARGO_TARGET_DIR", &folder)
         .env("RUSTFLAGS", "--emit=mir -C target-feature=+crt-static")
         .current_dir(project)
         .stderr(Stdio::inherit())
         .output()
         .expect("there is cargo");
     assert!(built.status.success());
-    let files: Vec<_> =
-        String::from_utf8(built.stdout).expect("it is JSON").lines().filter_map(mir_file).collect();
+    // What runs while compiling is compiled without these flags.
+    let of_target = folder.join("x86_64-unknown-linux-gnu");
+    let messages = String::from_utf8(built.stdout).expect("it is JSON");
+    let files: Vec<_> = messages.lines().filter_map(|message| mir_file(message, &of_target)).collect();
     assert!(files.len() > 50, "{}", files.len());
     for file in files {
         let mir = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
@@ -119,14 +122,13 @@ fn nothing_in_tally_reads_a_variable_that_was_never_written() {
     }
 }
 
-/// Returns where the MIR of a library is that cargo says it has compiled, now or before: beside it.
-fn mir_file(message: &str) -> Option<PathBuf> {
+/// Returns where the MIR of a library is that cargo says it has compiled, now or before: beside what others need to
+/// know of it.
+fn mir_file(message: &str, of_target: &Path) -> Option<PathBuf> {
     let message: Value = serde_json::from_str(message).expect("it is JSON");
-    let library =
-        message["filenames"].as_array()?.iter().find_map(|name| name.as_str()?.strip_suffix(".rlib"))?;
+    let names = message["filenames"].as_array()?;
+    let library = names.iter().find_map(|name| name.as_str()?.strip_suffix(".rmeta"))?;
     let (folder, name) = library.rsplit_once("/lib")?;
-    // What runs while compiling is compiled without these flags.
-    let is_of_target =
-        Path::new(folder).components().any(|part| part.as_os_str() == "x86_64-unknown-linux-gnu");
-    is_of_target.then(|| Path::new(folder).join(name).with_extension("mir"))
+    let folder = Path::new(folder);
+    folder.starts_with(of_target).then(|| folder.join(format!("{name}.mir")))
 }

@@ -25,6 +25,14 @@ pub fn unblock(set: &libc::sigset_t) -> io::Result<()> {
     mask(libc::SIG_UNBLOCK, set).map(drop)
 }
 
+/// Does something while signals are blocked in this thread. Those that were blocked before stay so.
+pub fn while_blocked<T>(set: &libc::sigset_t, action: impl FnOnce() -> T) -> io::Result<T> {
+    let before = mask(libc::SIG_BLOCK, set)?;
+    let result = action();
+    mask(libc::SIG_SETMASK, &before)?;
+    Ok(result)
+}
+
 /// Takes one of these signals from this thread's queue. Returns `None` if none is pending.
 pub fn take(set: &libc::sigset_t) -> Option<libc::c_int> {
     let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };

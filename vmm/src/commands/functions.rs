@@ -21,9 +21,10 @@ const MAX_KEPT: usize = 32 << 20;
 const MAX_FILES: usize = 256;
 /// What a mapping takes beside its path.
 const MAPPING_SIZE: usize = 128;
-/// Maximum size of a file whose symbols are read, and of all of them.
+/// Maximum size of a file whose symbols are read, and of all of them; and number of symbols of one.
 const MAX_SIZE: u64 = 512 << 20;
 const MAX_READ: u64 = 2 << 30;
+const MAX_SYMBOLS: usize = 1 << 20;
 /// What is not known.
 const UNKNOWN: &str = "[unknown]";
 
@@ -107,9 +108,10 @@ struct Program {
 }
 
 impl Program {
-    /// Reads a file of at most this size.
-    fn read(path: &str, most: u64) -> Option<Self> {
-        let bytes = read(path, most).ok()?;
+    /// Reads a file of at most this size. What was read of it is subtracted from `left`.
+    fn read(path: &str, most: u64, left: &mut u64) -> Option<Self> {
+        let bytes = read(path, most.min(*left)).ok()?;
+        *left -= bytes.len() as u64;
         let file = ElfFile64::<Endianness>::parse(&*bytes).ok()?;
         let (endian, mut parts) = (file.endian(), Vec::new());
         for part in file.elf_program_headers().iter().filter(|part| part.p_type(endian) == elf::PT_LOAD) {
@@ -124,7 +126,7 @@ impl Program {
         Some(Self {
             size: bytes.len() as u64,
             build_id: file.build_id().ok()?.map(Into::into),
-            functions: Symbols::new(symbols.filter_map(function).collect()),
+            functions: Symbols::new(symbols.filter_map(function).take(MAX_SYMBOLS).collect()),
             parts,
         })
     }
@@ -168,7 +170,8 @@ fn read(path: &str, most: u64) -> io::Result<Vec<u8>> {
 #[derive(Debug)]
 pub struct Functions {
     kernel: Arc<Symbols>,
-    processes: HashMap<u32, Vec<Mapping>>,
+    /// What each has mapped, with the time of the sample that said so.
+    processes: HashMap<u32, Vec<(u64, Mapping)>>,
     /// Size of what is remembered of processes.
     kept: usize,
     files: HashMap<String, Option<Program>>,
@@ -191,7 +194,7 @@ impl Functions {
     /// Returns the name of the function in which a sample is.
     pub fn function(&mut self, sample: &Sample) -> String {
         for mapping in &sample.mappings {
-            self.add(mapping);
+            self.add(sample.time, mapping);
         }
         if sample.is_user {
             self.of_program(sample.task.as_ref().map(|task| task.process), sample.instruction)
@@ -217,23 +220,30 @@ impl Functions {
         name(self.kernel.at(address).unwrap_or(UNKNOWN))
     }
 
-    /// Takes a mapping in place of what was there.
-    fn add(&mut self, mapping: &Mapping) {
+    /// Takes a mapping in place of what was there earlier: samples of several vCPUs come in any order.
+    fn add(&mut self, time: u64, mapping: &Mapping) {
         let size = |mapping: &Mapping| MAPPING_SIZE + mapping.path.len();
+        let end = |mapping: &Mapping| mapping.start.saturating_add(mapping.len);
         if self.kept > MAX_KEPT {
             // The VM says it once more, as it also remembers only so many.
             self.processes.clear();
             self.kept = 0;
         }
         let mappings = self.processes.entry(mapping.process).or_default();
-        let end = |mapping: &Mapping| mapping.start.saturating_add(mapping.len);
-        mappings.retain(|other| {
-            let stays = end(other) <= mapping.start || end(mapping) <= other.start;
-            self.kept -= if stays { 0 } else { size(other) };
-            stays
+        let overlaps = |other: &Mapping| end(other) > mapping.start && end(mapping) > other.start;
+        if mappings.iter().any(|(later, other)| *later > time && overlaps(other)) {
+            return;
+        }
+        let before = mappings.len();
+        mappings.retain(|(_, other)| {
+            self.kept -= if overlaps(other) { size(other) } else { 0 };
+            !overlaps(other)
         });
+        if mappings.len() < before {
+            mappings.shrink_to_fit();
+        }
         self.kept += size(mapping);
-        mappings.push(mapping.clone());
+        mappings.push((time, mapping.clone()));
     }
 
     /// Returns the name of a program's function, or else that of its file.
@@ -242,14 +252,13 @@ impl Functions {
         let offset =
             |mapping: &Mapping| address.checked_sub(mapping.start).filter(|offset| *offset < mapping.len);
         let found = mappings
-            .and_then(|mappings| mappings.iter().find_map(|mapping| Some((mapping, offset(mapping)?))));
+            .and_then(|mappings| mappings.iter().find_map(|(_, mapping)| Some((mapping, offset(mapping)?))));
         let Some((mapping, offset)) = found.filter(|(mapping, _)| !mapping.path.is_empty()) else {
             return UNKNOWN.to_owned();
         };
         if !self.files.contains_key(&mapping.path) && self.files.len() < MAX_FILES {
             let program =
-                (self.left > 0).then(|| Program::read(&mapping.path, self.left.min(MAX_SIZE))).flatten();
-            self.left -= program.as_ref().map_or(0, |program| program.size);
+                (self.left > 0).then(|| Program::read(&mapping.path, MAX_SIZE, &mut self.left)).flatten();
             self.files.insert(mapping.path.clone(), program);
         }
         let program =

@@ -91,7 +91,7 @@ pub fn record(options: &Record) -> Result<ExitCode> {
         if let Some(remark) = stacks.remark() {
             printer::say(&remark);
         }
-        picture.draw(&options.vm, stacks)?;
+        picture.draw(true, &options.vm, stacks)?;
     }
     beside.map(|_| ExitCode::SUCCESS)
 }

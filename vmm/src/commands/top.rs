@@ -15,7 +15,7 @@ use crate::commands::client::{self, ClientError, Vm};
 use crate::commands::functions::{Functions, Symbols};
 use crate::commands::live::{self, Looked};
 use crate::commands::record::{FREQUENCY, check_rate, remarks, say_whose};
-use crate::host::printer;
+use crate::host::{printer, signals};
 use crate::protocol::printable::short;
 use crate::protocol::recording::{RecordOptions, SampleRate};
 
@@ -53,7 +53,8 @@ pub fn top(options: &Top) -> Result<ExitCode> {
     let mut watched = client::some_of(client::at_once(vms, |vm| begin(vm, &asked, &kernels)), say)?;
     let rows = if live::is_drawn(options.count) { DRAWN } else { PRINTED };
     // What was sampled while others began belongs to no interval.
-    look(&mut watched, "", Instant::now(), rows);
+    let Looked { gone, .. } = look(&mut watched, "", Instant::now(), rows);
+    client::some_of(watched.iter().map(|_| Ok(())).chain(gone.into_iter().map(Err)), say)?;
     let mut since = Instant::now();
     live::show(options.interval, options.count, &mut || {
         let begun = std::mem::replace(&mut since, Instant::now());
@@ -71,12 +72,12 @@ struct Kernels {
 
 impl Kernels {
     /// Returns the functions of a VM's kernel: none if its owner is another user, and these take too much already.
-    fn of(&self, vm: &mut Vm) -> Result<(Arc<Symbols>, bool), ClientError> {
+    fn of(&self, vm: &mut Vm) -> Result<(Arc<Symbols>, Known), ClientError> {
         let is_anothers = vm.other_owner().is_some();
         let reserved = if is_anothers { SYMBOLS_OF_ANOTHER } else { 0 };
         if self.of_others.fetch_add(reserved, Ordering::Relaxed) > SYMBOLS_OF_OTHERS && is_anothers {
             self.of_others.fetch_sub(reserved, Ordering::Relaxed);
-            return Ok((Arc::default(), false));
+            return Ok((Arc::default(), Known::TooMany));
         }
         let text = if is_anothers { vm.symbols_up_to(reserved) } else { vm.symbols() };
         let mut kept = 0;
@@ -90,7 +91,7 @@ impl Kernels {
                 kept = if is_anothers { symbols.size() } else { 0 };
                 symbols.into()
             });
-            (Arc::clone(kernel), !text.is_empty())
+            (Arc::clone(kernel), if text.is_empty() { Known::None } else { Known::All })
         });
         self.of_others.fetch_add(kept, Ordering::Relaxed);
         self.of_others.fetch_sub(reserved, Ordering::Relaxed);
@@ -98,12 +99,24 @@ impl Kernels {
     }
 }
 
+/// Whether the functions of a kernel are known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    All,
+    /// The guest's kernel does not say them.
+    None,
+    /// It was not asked.
+    TooMany,
+}
+
 /// Begins to sample a VM.
 fn begin(mut vm: Vm, asked: &RecordOptions, kernels: &Kernels) -> Result<Watched, ClientError> {
-    let (kernel, has_symbols) = kernels.of(&mut vm)?;
+    let (kernel, known) = kernels.of(&mut vm)?;
     let begun = vm.record(asked.clone())?;
     let name = short(&vm.about.name);
-    for remark in remarks(has_symbols, &begun, false) {
+    let too_many = (known == Known::TooMany)
+        .then_some("other users' kernels have too many symbols: it has no names here");
+    for remark in remarks(known != Known::None, &begun, false).into_iter().chain(too_many) {
         printer::say(&format_args!("{name}: {remark}"));
     }
     let functions = Functions::new(kernel, vm.other_owner().is_none());
@@ -140,11 +153,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Fetches a VM's samples until it does not answer any more.
 fn fetch(mut vm: Vm, mut functions: Functions, into: &Mutex<Result<Seen, ClientError>>) {
+    // They are the main thread's, which restores the terminal. Unblocked here, they would end the process.
+    let _ = signals::block_events();
     loop {
-        let answer = match vm.samples() {
+        let mut answer = match vm.samples() {
             Ok(answer) => answer,
             Err(error) => return *lock(into) = Err(error),
         };
+        answer.taken.sort_by_key(|sample| sample.time);
         let places = answer.taken.iter().map(|sample| {
             ((Functions::command(sample), !sample.is_user, functions.function(sample)), sample.period)
         });

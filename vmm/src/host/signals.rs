@@ -4,7 +4,7 @@ use std::io;
 use std::ptr;
 use std::sync::atomic::AtomicBool;
 
-use tally_machine::signals::{block, set_of, unblock};
+use tally_machine::signals::{block, set_of, unblock, while_blocked};
 
 /// Signals that are events. All but the last three end the machine, unless they are passed on to a command.
 const EVENTS: [libc::c_int; 12] = [
@@ -42,6 +42,11 @@ pub fn block_events() -> io::Result<()> {
 /// Unblocks the signals, which have their default actions.
 pub fn unblock_events() -> io::Result<()> {
     unblock(&set_of(&EVENTS))
+}
+
+/// Does something that no signal may end half-way.
+pub fn while_events_wait<T>(action: impl FnOnce() -> T) -> io::Result<T> {
+    while_blocked(&set_of(&events()), action)
 }
 
 /// Signals by which users and systems end a command.

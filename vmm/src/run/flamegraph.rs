@@ -88,7 +88,7 @@ impl FlameGraph {
             warn!("{remark}");
         }
         let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
-        self.picture.draw(&words.join(" "), stacks)
+        self.picture.draw(false, &words.join(" "), stacks)
     }
 }
 

@@ -55,7 +55,8 @@ record() {
     shift
     ./tally record $name -o $name.data \"$@\" & recorder=$!
     said $name done
-    kill -INT $recorder
+    # A shell's background command ignores SIGINT.
+    kill -TERM $recorder
     wait $recorder; status=$?
     kill $vm; wait $vm
     return $status
@@ -145,7 +146,7 @@ static RESULTS: OnEachHost = OnEachHost::new(|| {
                 "guest one 'echo ready; while :; do ./split; done' --share .; first=$vm; \
                  guest two 'echo ready; while :; do ./track; done'; \
                  ./tally top -e instructions:u --interval 0.5 --count 2 && echo && \
-                 ./tally top two -e instructions:u --interval 0.5 --count 1 -F 100; status=$?; \
+                 ./tally top two -e instructions:u --interval 1 --count 1 -F 50; status=$?; \
                  kill $first $vm; wait $first; wait $vm; ./tally top >nothing; echo \"status $?\" >&2; \
                  wc -c <nothing; exit $status",
             ),

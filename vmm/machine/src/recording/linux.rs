@@ -179,11 +179,12 @@ impl GuestLinux {
         }
         let mappings = self.mappings.as_ref()?;
         let read = |address: u64, bytes: &mut [u8]| self.space.read(memory, address, bytes);
-        let path = mappings.path(&read, running.address, region.file)?;
+        // A file without a path, such as one in memory, is no other file.
+        let Some(path) = mappings.path(&read, running.address, region.file) else { return Some(mapping) };
         let page = mappings.first_page(&read, region.file).and_then(|page| self.page(memory, page));
         Some(Mapping {
             path: text(&path),
-            size: mappings.size(&read, region.file)?,
+            size: mappings.size(&read, region.file).unwrap_or(0),
             build_id: page.and_then(|page| elf_build_id(&page)),
             ..mapping
         })

@@ -12,6 +12,8 @@ use crate::host::terminal::standard_stream;
 
 /// The mode of a new file.
 const MODE: u32 = 0o644;
+/// The mode of a file that its owner alone may read.
+const PRIVATE: u32 = 0o600;
 
 /// A destination that can be written to.
 #[derive(Debug)]
@@ -53,15 +55,12 @@ impl Destination {
         }
     }
 
-    /// Writes the picture, which `draw` produces.
-    pub fn write(self, draw: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    /// Writes the picture, which `draw` produces. A file that is `private` can be read by its owner only.
+    pub fn write(self, private: bool, draw: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
         match self {
             Self::File(path) => {
-                // With signals blocked, none ends this process while there is a temporary file.
-                signals::block_events()?;
-                let result = replace(&path, draw);
-                signals::unblock_events()?;
-                result
+                // None ends this process while there is a temporary file.
+                signals::while_events_wait(|| replace(&path, private, draw))?
             }
             Self::Stream(file) => buffered(&file, draw),
         }
@@ -90,11 +89,17 @@ fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn replace(path: &Path, draw: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+fn replace(
+    path: &Path,
+    private: bool,
+    draw: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<()> {
+    let kept = path.metadata().map_or(Permissions::from_mode(MODE), |old| old.permissions());
+
     // In the same directory, so that it can be renamed.
     let file: NamedTempFile = tempfile::Builder::new()
         .prefix(".tally-")
-        .permissions(path.metadata().map_or(Permissions::from_mode(MODE), |old| old.permissions()))
+        .permissions(if private { Permissions::from_mode(PRIVATE) } else { kept })
         .tempfile_in(folder(path))?;
     buffered(file.as_file(), draw)?;
     file.persist(path)?;
@@ -114,7 +119,7 @@ mod tests {
     use super::*;
 
     fn write(path: &Path) {
-        Destination::new(path).unwrap().write(|to| to.write_all(b"picture")).unwrap();
+        Destination::new(path).unwrap().write(false, |to| to.write_all(b"picture")).unwrap();
     }
 
     #[test]
@@ -146,6 +151,11 @@ mod tests {
         write(&path);
         assert_eq!(fs::read(&path).unwrap(), b"picture");
         assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o640);
+        Destination::new(&path).unwrap().write(true, |to| to.write_all(b"private")).unwrap();
+        assert_eq!(
+            (fs::read(&path).unwrap(), path.metadata().unwrap().mode() & 0o777),
+            (b"private".to_vec(), PRIVATE)
+        );
     }
 
     #[test]
@@ -166,7 +176,7 @@ mod tests {
             }
             let destination = Destination::new(&path).unwrap();
             assert_eq!(fs::read_dir(folder.path()).unwrap().count(), usize::from(old.is_some()));
-            destination.write(|_| Err(io::ErrorKind::StorageFull.into())).unwrap_err();
+            destination.write(false, |_| Err(io::ErrorKind::StorageFull.into())).unwrap_err();
             assert_eq!(fs::read_to_string(&path).ok().as_deref(), old);
             assert_eq!(fs::read_dir(folder.path()).unwrap().count(), usize::from(old.is_some()));
         }

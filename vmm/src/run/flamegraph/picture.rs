@@ -35,8 +35,8 @@ impl Picture {
         option(&self.path)
     }
 
-    /// Draws the picture.
-    pub fn draw(self, text: &str, stacks: Stacks) -> Result<()> {
+    /// Draws the picture. A file that is `private` can be read by its owner only.
+    pub fn draw(self, private: bool, text: &str, stacks: Stacks) -> Result<()> {
         let mut options = Options::default();
         options.title = title(text);
         options.subtitle = Some(format!("{} samples", stacks.count()));
@@ -47,7 +47,7 @@ impl Picture {
         let lines: Vec<String> =
             stacks.counts.into_iter().map(|(stack, count)| format!("{stack} {count}")).collect();
         self.destination
-            .write(|to| flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), to))
+            .write(private, |to| flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), to))
             .with_context(|| option(&self.path))
     }
 }
