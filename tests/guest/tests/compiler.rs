@@ -95,8 +95,8 @@ fn a_comparison_that_the_compiler_has_removed_is_found() {
     assert!(found.iter().all(|(function, _)| function.starts_with("fn main()")), "{found:?}");
 }
 
-/// Compiles all that is in `tally` once more: five minutes of a core. What others have written is kept for the next
-/// time: then it is one.
+/// Compiles all that is in `tally` once more: eight minutes of a core. What others have written is kept for the next
+/// time: then it is one or two.
 #[test]
 #[ignore = "it compiles everything anew"]
 fn nothing_in_tally_reads_a_variable_that_was_never_written() {

@@ -118,7 +118,7 @@ impl Recorder {
             }
         }
         let addresses = look.is_user.then_some(look.instruction).into_iter().chain(user.iter().copied());
-        let (regions, mappings) = match linux.zip(running.as_ref()) {
+        let (mappings, regions) = match linux.zip(running.as_ref()) {
             Some((linux, running)) => self.mappings(linux, running, addresses),
             None => Default::default(),
         };
@@ -155,14 +155,14 @@ impl Recorder {
         self.known.insert((process, region.start), region);
     }
 
-    /// Returns the regions of a process in which these addresses are, and what they are, as far as that is not known
-    /// yet.
+    /// Returns what a process has mapped where these addresses are, as far as that is not known yet, and the regions
+    /// of that.
     fn mappings(
         &self,
         linux: &GuestLinux,
         running: &Running,
         addresses: impl Iterator<Item = u64>,
-    ) -> (Vec<(u32, Region)>, Vec<Mapping>) {
+    ) -> (Vec<Mapping>, Vec<(u32, Region)>) {
         let memory = &self.ram.mapped;
         let mut found: Vec<Region> = Vec::new();
         let mut looks = 0;
@@ -179,9 +179,7 @@ impl Recorder {
         let process = running.task.process;
         let is_unknown = |region: &Region| self.known.get(&(process, region.start)) != Some(region);
         let described = |region: Region| Some((linux.mapping(memory, running, &region)?, (process, region)));
-        let described = found.into_iter().filter(is_unknown).filter_map(described);
-        let (mappings, regions) = described.unzip();
-        (regions, mappings)
+        found.into_iter().filter(is_unknown).filter_map(described).unzip()
     }
 
     /// Returns the number of counts since the last sample.

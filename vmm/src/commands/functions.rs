@@ -108,9 +108,9 @@ struct Program {
 }
 
 impl Program {
-    /// Reads a file of at most this size. What was read of it is subtracted from `left`.
-    fn read(path: &str, most: u64, left: &mut u64) -> Option<Self> {
-        let bytes = read(path, most.min(*left)).ok()?;
+    /// Reads a file, if it is not too large. What was read of it is subtracted from `left`.
+    fn read(path: &str, left: &mut u64) -> Option<Self> {
+        let bytes = read(path, MAX_SIZE.min(*left)).ok()?;
         *left -= bytes.len() as u64;
         let file = ElfFile64::<Endianness>::parse(&*bytes).ok()?;
         let (endian, mut parts) = (file.endian(), Vec::new());
@@ -199,7 +199,7 @@ impl Functions {
         if sample.is_user {
             self.of_program(sample.task.as_ref().map(|task| task.process), sample.instruction)
         } else {
-            self.of_kernel(sample.instruction)
+            self.kernel_function(sample.instruction)
         }
     }
 
@@ -210,13 +210,13 @@ impl Functions {
         let number = process.map_or_else(String::new, |process| format!("-{process}"));
         let mut frames = vec![Self::command(sample) + &number];
         frames.extend(sample.user.iter().rev().map(|address| self.of_program(process, *address)));
-        let kernel = sample.kernel.iter().rev().map(|address| of_kernel(&self.of_kernel(*address)));
+        let kernel = sample.kernel.iter().rev().map(|address| of_kernel(&self.kernel_function(*address)));
         frames.extend(kernel);
         frames.push(if sample.is_user { innermost } else { of_kernel(&innermost) });
         frames
     }
 
-    fn of_kernel(&self, address: u64) -> String {
+    fn kernel_function(&self, address: u64) -> String {
         name(self.kernel.at(address).unwrap_or(UNKNOWN))
     }
 
@@ -257,8 +257,7 @@ impl Functions {
             return UNKNOWN.to_owned();
         };
         if !self.files.contains_key(&mapping.path) && self.files.len() < MAX_FILES {
-            let program =
-                (self.left > 0).then(|| Program::read(&mapping.path, MAX_SIZE, &mut self.left)).flatten();
+            let program = (self.left > 0).then(|| Program::read(&mapping.path, &mut self.left)).flatten();
             self.files.insert(mapping.path.clone(), program);
         }
         let program =
