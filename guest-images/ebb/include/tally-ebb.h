@@ -69,7 +69,8 @@ void tally_ebb_end(void);
 int tally_ebb_open(uint64_t event, uint64_t period);
 /* Closes an event, and frees its slot. */
 void tally_ebb_close(int event);
-/* Starts and stops an event. */
+/* Starts and stops an event. If branches are enabled, stopping handles an overflow whose branch has not come by then:
+ * the interrupts of real processors are late, and there is none once the event stands still. */
 int tally_ebb_start(int event);
 int tally_ebb_stop(int event);
 /* Enables branches: an overflow that came while they were disabled is handled now. */
@@ -185,14 +186,20 @@ __attribute__((used)) static void tally_ebb_dispatched(const uint64_t *frame)
 }
 __asm__(".set tally_ebb_dispatch, tally_ebb_dispatched\n");
 
+/* Enables branches, and handles the overflows that came while they were disabled, for code at an address. */
+static void tally_ebb_take_waiting(struct tally_ebb_page *page, void *instruction, void *frame)
+{
+    const struct tally_ebb_branch here = {
+        .instruction = (uint64_t)instruction, .stack = (uint64_t)frame, .frame = (uint64_t)frame};
+    while (tally_ebb_enable_or_take(page))
+        tally_ebb_call(page, &here);
+}
+
 void tally_ebb_enable(void)
 {
     struct tally_ebb_page *page = tally_ebb_page();
-    const struct tally_ebb_branch here = {.instruction = (uint64_t)__builtin_return_address(0),
-                                          .stack = (uint64_t)__builtin_frame_address(0),
-                                          .frame = (uint64_t)__builtin_frame_address(0)};
-    while (page && tally_ebb_enable_or_take(page))
-        tally_ebb_call(page, &here);
+    if (page)
+        tally_ebb_take_waiting(page, __builtin_return_address(0), __builtin_frame_address(0));
 }
 
 void tally_ebb_disable(void)
@@ -328,7 +335,13 @@ int tally_ebb_start(int event)
 
 int tally_ebb_stop(int event)
 {
-    return ioctl(event, PERF_EVENT_IOC_DISABLE, 0) == 0 ? 0 : -errno;
+    const uint64_t due = TALLY_EBB_GE | TALLY_EBB_PME | TALLY_EBB_PMEO;
+    struct tally_ebb_page *page = tally_ebb_page();
+    if (ioctl(event, PERF_EVENT_IOC_DISABLE, 0) != 0)
+        return -errno;
+    if (page && (page->control & due) == due)
+        tally_ebb_take_waiting(page, __builtin_return_address(0), __builtin_frame_address(0));
+    return 0;
 }
 
 #endif /* TALLY_EBB_IMPLEMENTATION */

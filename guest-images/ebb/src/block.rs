@@ -174,6 +174,11 @@ impl Page {
         self.handler.store(entry, Relaxed);
     }
 
+    /// Returns whether this is the handler of the machine.
+    pub fn has_handler(&self, entry: u64) -> bool {
+        self.handler.load(Relaxed) == entry
+    }
+
     /// Enables branches, and returns whether the caller has to handle an overflow that came while they were disabled.
     /// They are disabled again then.
     pub fn enable_or_take(&self) -> bool {

@@ -9,6 +9,7 @@ use perf_event_open_sys::bindings::{self, perf_event_attr};
 use perf_event_open_sys::{ioctls, perf_event_open};
 
 use crate::block::{FLAG, Page, Slot};
+use crate::entry;
 use crate::error::Error;
 
 /// Shortest period. The handler's own instructions count, too: with a period that it does not fit into, it would be
@@ -116,6 +117,7 @@ pub struct Counter<'a> {
     file: OwnedFd,
     /// Its slot, which is freed after the event was closed.
     claim: SlotClaim<'a>,
+    page: &'a Page,
 }
 
 impl<'a> Counter<'a> {
@@ -143,7 +145,7 @@ impl<'a> Counter<'a> {
         }
         // SAFETY: the kernel has just returned this file, which nobody else owns.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Self { file, claim })
+        Ok(Self { file, claim, page })
     }
 
     /// Starts counting, with the other events of the group. Fails if nobody serves the thread's block.
@@ -157,9 +159,12 @@ impl<'a> Counter<'a> {
         Ok(())
     }
 
-    /// Stops counting.
+    /// Stops counting. If branches are enabled, an overflow whose branch has not come by now is handled: the interrupts
+    /// of real processors are late, and there is none once the event stands still.
     pub fn disable(&self) -> Result<(), Error> {
-        self.request(ioctls::DISABLE, "disable the event")
+        self.request(ioctls::DISABLE, "disable the event")?;
+        entry::take_late(self.page);
+        Ok(())
     }
 
     fn request(&self, request: unsafe fn(i32, u32) -> i32, action: &'static str) -> Result<(), Error> {

@@ -154,6 +154,13 @@ pub fn enable(page: &Page) {
     }
 }
 
+/// Handles an overflow for which this library's code was not branched to by now, if it should have been.
+pub fn take_late(page: &Page) {
+    if page.is_enabled() && page.is_pending() && page.has_handler(address()) {
+        enable(page);
+    }
+}
+
 fn call(page: &Page, branch: &Branch) {
     page.acknowledge();
     let word = |number: usize| usize::try_from(page.call[number].load(Relaxed)).expect("64 bits");

@@ -6,10 +6,9 @@ use tally_ebb::{Error, Event, check};
 
 use crate::code::spin;
 use crate::event;
-use crate::promise::{Failure, Seen, Verdict, equal, holds};
+use crate::promise::{Failure, PERIOD, Seen, Verdict, equal, holds};
 
 static SEEN: Seen = Seen::nothing();
-const PERIOD: u64 = 10_000;
 
 /// What branches do not have is refused before the kernel sees it.
 pub fn attributes() -> Verdict {
@@ -52,7 +51,7 @@ pub fn close() -> Verdict {
     branches.enable();
     let counter = branches.open(Event::INSTRUCTIONS, PERIOD)?;
     counter.enable()?;
-    spin(PERIOD);
+    spin(2 * PERIOD);
     drop(counter);
     let before = SEEN.branches();
     spin(10 * PERIOD);

@@ -6,6 +6,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use tally_ebb::{Branch, Branches, Counter, Error, Event, Handler};
 
+/// A number of events between branches that is longer than the longest delay of an interrupt on a simulated processor
+/// that misbehaves as real ones do: each overflow is a branch of its own there, too.
+pub const PERIOD: u64 = 30_011;
+
 /// What a check has measured, or what was wrong.
 pub type Verdict = Result<String, Failure>;
 

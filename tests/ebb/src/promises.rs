@@ -20,6 +20,7 @@ const PROMISES: &[Promise] = &[
     ("cycles", counting::cycles),
     ("stands-still", counting::stands_still),
     ("instructions", counting::instructions),
+    ("places", counting::places),
     ("period-changes", counting::period_changes),
     ("several-counters", counting::several_counters),
     ("back-to-back", masking::back_to_back),

@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use guest_tests::host::{self, Host};
 use guest_tests::lab::{OnEachHost, Steps};
 use guest_tests::program;
-use guest_tests::suite::{Test, on_intel, third_tier};
+use guest_tests::suite::{Test, except, on_intel, third_tier};
 use guest_tests::tests;
 
 const PROGRAM: &str = "ebb-promises";
@@ -113,6 +113,11 @@ pub fn tests() -> Vec<Test> {
     [on_amd, once_more, on_both()].concat()
 }
 
+/// The tests of what also holds where interrupts are late: all but the place of a branch.
+pub fn of_late_interrupts() -> Vec<Test> {
+    except(kept::tests(), &["a_branch_comes_at_the_instruction_behind_the_overflow"])
+}
+
 fn on_both() -> Vec<Test> {
     let of_costs = tests![
         without_tally_the_library_says_that_nobody_serves_it,
@@ -127,6 +132,7 @@ promises! {
     cycles_are_counted_to_the_last: "cycles",
     a_counter_that_is_disabled_stands_still: "stands-still",
     instructions_are_counted_to_the_last: "instructions",
+    a_branch_comes_at_the_instruction_behind_the_overflow: "places",
     a_new_period_holds_from_the_next_overflow_on: "period-changes",
     several_counters_branch: "several-counters",
     a_handler_is_not_interrupted_by_another: "back-to-back",

@@ -13,7 +13,7 @@ use guest_tests::suite::{self, Test, except, on_silicon, second_tier, third_tier
 use guest_tests::tests;
 use tally_lab::programs::LOOP;
 
-use super::{counting, features, policy, rr, sampling, snapshots, starvation, turns};
+use super::{counting, ebb, features, policy, rr, sampling, snapshots, starvation, turns};
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
@@ -21,6 +21,7 @@ pub fn tests() -> Vec<Test> {
     let others = [
         counting::of_events(),
         of_samples(),
+        ebb::of_late_interrupts(),
         // Leaving entries out takes time at each change of turns, which scaled counts do not know of.
         except(turns::on_x86(), &["scaled_counts_are_near_what_they_should_be"]),
         of_features(),
@@ -45,7 +46,9 @@ pub fn tests() -> Vec<Test> {
     ];
     // Bochs is slow, and other tests count on the eight counters of `icelake`.
     let repeated =
-        [of_programs(), of_starvation(), counting::of_events(), of_samples(), of_features()].concat();
+        [of_programs(), of_starvation(), counting::of_events(), of_samples(), ebb::of_late_interrupts()]
+            .concat();
+    let repeated = [repeated, of_features()].concat();
     let cores = [
         on_silicon(Silicon::Skylake, of_any_processor()),
         third_tier(on_silicon(Silicon::Skylake, of_programs())),
