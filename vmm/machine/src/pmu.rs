@@ -108,6 +108,15 @@ impl Pmu {
         matches!(self, Self::Emulated(_, host) if host.entry_ticks != EntryTicks::default())
     }
 
+    /// Returns what each entry into the guest adds to the instructions that the host's perf counts for the guest, as
+    /// far as that is known.
+    pub fn instructions_of_an_entry(self) -> u32 {
+        match self {
+            Self::Emulated(_, host) => host.entry_ticks.to_all_instructions().unwrap_or(0),
+            Self::None | Self::Kvm => 0,
+        }
+    }
+
     /// Returns true if the kernel's accesses to this PMU reach Tally only after [`crate::Kernel::retarget`].
     pub fn needs_retargeting(self) -> bool {
         Model::needs_retargeting(self)

@@ -105,6 +105,11 @@ impl EntryTicks {
         Self { user: of(0), kernel: of(3) }
     }
 
+    /// Returns what an entry adds to a count of instructions in all modes, if that is the same in each.
+    pub fn to_all_instructions(self) -> Option<u32> {
+        (self.user.instructions == self.kernel.instructions).then_some(self.user.instructions)
+    }
+
     /// Returns whether this process can tell entries in user mode from those in the kernel: only root may look at
     /// tracepoints, unless the administrator has decided otherwise.
     pub fn can_tell_modes() -> bool {

@@ -107,6 +107,7 @@ fn measurement(seconds: u64) -> VmMeasurement {
                 kvm.map(|(name, count)| (name.to_owned(), count * seconds)).collect::<BTreeMap<_, _>>(),
             ),
             work: Some(work),
+            entry_adds: 0,
             hardware: Some(CpuCounters { cpu: 1, counters: 6, available: 5 }),
         }],
     }
@@ -126,6 +127,17 @@ fn a_vm_whose_entries_are_left_out_says_so() {
     let said = "5 counters, without the entries into the guest, which this host counts; vCPUs: 1";
     let about = &text::lines(&status)[1];
     assert!(about.contains(said), "{about}");
+}
+
+#[test]
+fn entries_are_no_instructions_of_the_guest() {
+    let [mut now, mut before] = [measurement(4), measurement(2)];
+    for (measurement, exits) in [(&mut now, 25), (&mut before, 10)] {
+        measurement.vcpus[0].kvm = Some(BTreeMap::from([("exits".to_owned(), exits)]));
+    }
+    let counted = now.since(&before).vcpus[0].interval.guest.instructions.unwrap();
+    now.vcpus[0].entry_adds = 2;
+    assert_eq!(now.since(&before).vcpus[0].interval.guest.instructions, Some(counted - 2 * 15));
 }
 
 #[test]

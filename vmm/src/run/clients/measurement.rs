@@ -30,6 +30,8 @@ pub struct VcpuMeasurement {
     pub kvm: Option<BTreeMap<String, u64>>,
     /// Instructions and cycles of the thread in the guest and in the host, if this user may count them.
     pub work: Option<Attributed>,
+    /// Instructions of the guest's in `work` that each entry into it has added.
+    pub entry_adds: u64,
     /// Counters of the host CPU on which the thread ran last.
     pub hardware: Option<CpuCounters>,
 }
@@ -52,12 +54,13 @@ impl VmMeasurement {
 
 impl VcpuMeasurement {
     fn since(&self, before: &Self) -> VcpuStatus {
-        let kvm = self.kvm.as_ref().zip(before.kvm.as_ref()).map(|(now, before)| {
+        let kvm: Option<BTreeMap<_, _>> = self.kvm.as_ref().zip(before.kvm.as_ref()).map(|(now, before)| {
             let since = |(name, value): (&String, &u64)| {
                 (name.clone(), value - before.get(name).unwrap_or(value).min(value))
             };
             now.iter().map(since).collect()
         });
+        let entries = kvm.as_ref().and_then(|kvm| kvm.get("exits")).copied().unwrap_or(0);
         let (work, work_before) = (self.work.unwrap_or_default(), before.work.unwrap_or_default());
         let report = self.report.clone();
         VcpuStatus {
@@ -65,7 +68,10 @@ impl VcpuMeasurement {
                 exits: report.exits.since(before.report.exits),
                 kvm,
                 pmu_share: share(report.share, before.report.share),
-                guest: work_since(work.guest, work_before.guest),
+                guest: without(
+                    entries.saturating_mul(self.entry_adds),
+                    work_since(work.guest, work_before.guest),
+                ),
                 host: work_since(work.host, work_before.host),
             },
             kvm: self.kvm.clone(),
@@ -85,6 +91,11 @@ fn work_since(now: vpmu_perf::Work, before: vpmu_perf::Work) -> Work {
         cycles: cycles.and_then(Reading::exact),
         cycles_counted: cycles.map_or(0.0, counted),
     }
+}
+
+/// Leaves out what the processor has counted too much.
+fn without(added: u64, work: Work) -> Work {
+    Work { instructions: work.instructions.map(|counted| counted.saturating_sub(added)), ..work }
 }
 
 /// Returns the part of the time in which an event was on a hardware counter.

@@ -188,7 +188,13 @@ impl Running {
             work = vcpu.attribution.as_ref().map(Attribution::read);
             hardware.clone_from(&vcpu.hardware);
         }
-        VcpuMeasurement { report, kvm, work, hardware }
+        VcpuMeasurement {
+            report,
+            kvm,
+            work,
+            entry_adds: self.pmu.instructions_of_an_entry().into(),
+            hardware,
+        }
     }
 }
 
