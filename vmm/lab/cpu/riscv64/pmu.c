@@ -17,6 +17,7 @@
 #include "qemu/timer.h"
 #include "cpu.h"
 #include "pmu.h"
+#include "silicon-timer.h"
 #include "exec/exec-all.h"
 #include "exec/helper-proto.h"
 #include "sysemu/cpu-timers.h"
@@ -96,27 +97,15 @@ static void overflowed(CPURISCVState *env)
     RISCVCPU *cpu = env_archcpu(env);
     CPUState *cs = env_cpu(env);
     LabSilicon *silicon = &cpu->pmu_silicon;
-    uint32_t can_do_io = cs->can_do_io;
 
     if (lab_silicon_one_in(silicon, cs->cpu_index, silicon->pmi_lost)) {
         return;
     }
-    if (!silicon->skid_most) {
+    if (silicon->skid_most) {
+        lab_silicon_delay(silicon, cs, &cpu->pmu_skid_timer, skid_is_over, env);
+    } else {
         raise_overflow(env);
-        return;
     }
-    if (!cpu->pmu_skid_timer) {
-        cpu->pmu_skid_timer =
-            timer_new_ns(QEMU_CLOCK_VIRTUAL, skid_is_over, env);
-    }
-    if (timer_pending(cpu->pmu_skid_timer)) {
-        return;
-    }
-    cs->can_do_io = 1;
-    timer_mod(cpu->pmu_skid_timer,
-              qemu_clock_get_ns(QEMU_CLOCK_VIRTUAL) +
-              icount_to_ns(lab_silicon_skid(silicon, cs->cpu_index)));
-    cs->can_do_io = can_do_io;
 }
 
 static void add(CPURISCVState *env, int i, uint64_t n)

@@ -3,15 +3,10 @@
  * at the next instruction.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
- *
- * Counters run on meanwhile, and software may stop or write them; the interrupt
- * comes all the same. An overflow while one is under way shares its interrupt,
- * as the local APIC has no memory of a second one.
  */
 #include "qemu/osdep.h"
-#include "qemu/timer.h"
 #include "cpu.h"
-#include "sysemu/cpu-timers.h"
+#include "silicon-timer.h"
 #include "pmu-event.h"
 
 static bool one_in(CPUX86State *env, uint32_t n)
@@ -26,22 +21,9 @@ static void skid_is_over(void *opaque);
 static void deliver_later(CPUX86State *env)
 {
     X86CPU *cpu = env_archcpu(env);
-    CPUState *cs = env_cpu(env);
-    uint32_t can_do_io = cs->can_do_io;
-    uint32_t skid = lab_silicon_skid(&cpu->pmu_silicon, cs->cpu_index);
 
-    if (!cpu->pmu_skid_timer) {
-        cpu->pmu_skid_timer =
-            timer_new_ns(QEMU_CLOCK_VIRTUAL, skid_is_over, env);
-    }
-    if (timer_pending(cpu->pmu_skid_timer)) {
-        return;
-    }
-    /* The clock is exact where overflows are found. */
-    cs->can_do_io = 1;
-    timer_mod(cpu->pmu_skid_timer,
-              qemu_clock_get_ns(QEMU_CLOCK_VIRTUAL) + icount_to_ns(skid));
-    cs->can_do_io = can_do_io;
+    lab_silicon_delay(&cpu->pmu_silicon, env_cpu(env), &cpu->pmu_skid_timer,
+                      skid_is_over, env);
 }
 
 static void deliver(CPUX86State *env)

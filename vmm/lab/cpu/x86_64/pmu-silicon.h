@@ -1,5 +1,6 @@
 /*
- * The knobs of silicon mode as properties of the lab CPU.
+ * The knobs of silicon mode as properties of the lab CPU; virtual NMIs are no
+ * mistake, but some processors have them and some have not.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -16,6 +17,7 @@
     DEFINE_PROP_UINT32("pmi-again", X86CPU, pmu_silicon.pmi_again, 0),       \
     DEFINE_PROP_UINT32("pmi-at-exit", X86CPU, pmu_silicon.pmi_at_exit, 0),   \
     DEFINE_PROP_UINT32("entry-tick", X86CPU, pmu_silicon.entry_tick, 0),     \
-    DEFINE_PROP_UINT64("status-junk", X86CPU, pmu_silicon.status_junk, 0)
+    DEFINE_PROP_UINT64("status-junk", X86CPU, pmu_silicon.status_junk, 0),   \
+    DEFINE_PROP_UINT32("virtual-nmi", X86CPU, virtual_nmi, 0)
 
 #endif

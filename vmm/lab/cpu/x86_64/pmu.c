@@ -410,10 +410,20 @@ void x86_pmu_tick(CPUX86State *env, uint64_t n)
     arm_timer(env);
 }
 
+/* Makes what the PMU needs beside its state: before it is used, or loaded. */
+void x86_pmu_prepare(CPUX86State *env)
+{
+    X86CPU *cpu = env_archcpu(env);
+
+    if (!cpu->pmu_timer) {
+        cpu->pmu_timer = timer_new_ns(QEMU_CLOCK_VIRTUAL, timer_fired, env);
+        cpu->pmu_model = g_new0(PMUModel, 1);
+    }
+}
+
 /* Computes which counters are enabled, after a control register has changed. */
 static void apply_controls(CPUX86State *env)
 {
-    X86CPU *cpu = env_archcpu(env);
     CPUState *cs = env_cpu(env);
     bool observe = false;
     int i;
@@ -423,10 +433,7 @@ static void apply_controls(CPUX86State *env)
                          "-icount shift=0,sleep=off");
         return;
     }
-    if (!cpu->pmu_timer) {
-        cpu->pmu_timer = timer_new_ns(QEMU_CLOCK_VIRTUAL, timer_fired, env);
-        cpu->pmu_model = g_new0(PMUModel, 1);
-    }
+    x86_pmu_prepare(env);
     env->pmu.enabled = 0;
     for (i = 0; i < X86_PMU_COUNTERS; i++) {
         uint64_t select = env->pmu.counter[i].select;

@@ -6,8 +6,11 @@ use std::str::FromStr;
 
 use super::board::Processor::{self, Amd, Intel, Riscv64};
 
+/// A guest's NMIs are its processor's. That is no mistake, and CPUID says so.
+const VIRTUAL_NMI: &str = "virtual-nmi";
+
 /// What can be turned, and on which lab CPUs: properties that are each 0 on a processor without mistakes.
-const KNOBS: [(&str, &[Processor]); 11] = [
+const KNOBS: [(&str, &[Processor]); 12] = [
     ("silicon-seed", &[Amd, Intel, Riscv64]),
     ("skid-least", &[Amd, Intel, Riscv64]),
     ("skid-most", &[Amd, Intel, Riscv64]),
@@ -19,13 +22,14 @@ const KNOBS: [(&str, &[Processor]); 11] = [
     ("interrupt-branch", &[Intel]),
     ("cond-changed", &[Intel]),
     ("status-junk", &[Amd]),
+    (VIRTUAL_NMI, &[Amd]),
 ];
 
 /// Processors, and what they do. The PMU of `zen4` has global registers (PerfMonV2), whose status has reserved bits;
 /// that of `skylake` is of version 4, and that of `icelake` of version 5.
 const PROFILES: [(&str, &str); 5] = [
     ("zen2", "skid-least=1000,skid-most=5043,skid-tail=24779,pmi-again=20,pmi-at-exit=20,entry-tick=1"),
-    ("zen4", "zen2,status-junk=0x0f00000000000f00"),
+    ("zen4", "zen2,status-junk=0x0f00000000000f00,virtual-nmi=1"),
     ("skylake", "icelake,cond-changed=20"),
     ("icelake", "skid-least=18,skid-most=31,skid-tail=81,pmi-again=1000,pmi-at-exit=20,interrupt-branch=1"),
     ("riscv", "skid-most=50"),
@@ -48,6 +52,11 @@ impl Silicon {
     pub fn missing_on(&self, processor: Processor) -> Option<&'static str> {
         let turned = KNOBS.iter().zip(self.0).filter(|(_, value)| *value != 0).map(|(knob, _)| knob);
         turned.into_iter().find_map(|(knob, on)| (!on.contains(&processor)).then_some(*knob))
+    }
+
+    /// Returns whether CPUID differs from that of a processor on which nothing is turned.
+    pub fn is_in_cpuid(&self) -> bool {
+        KNOBS.iter().zip(self.0).any(|((knob, _), value)| *knob == VIRTUAL_NMI && value != 0)
     }
 
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
@@ -98,9 +107,13 @@ mod tests {
         });
         assert_eq!(parse("entry-tick=1").unwrap().to_string(), ",entry-tick=0x1");
         assert!(
-            parse("zen4").unwrap().to_string().ends_with(",entry-tick=0x1,status-junk=0xf00000000000f00")
+            parse("zen4")
+                .unwrap()
+                .to_string()
+                .ends_with(",entry-tick=0x1,status-junk=0xf00000000000f00,virtual-nmi=0x1")
         );
         assert_eq!(Silicon::default().to_string(), "");
+        assert_eq!(["zen2", "zen4"].map(|text| parse(text).unwrap().is_in_cpuid()), [false, true]);
         for (text, processor, missing) in [
             ("zen4", Amd, None),
             ("zen2", Intel, Some("entry-tick")),

@@ -19,6 +19,7 @@ pub const QEMU: Simulator = Simulator {
         ("x86_64/", "target/i386/tcg/sysemu/"),
         ("riscv64/", "target/riscv/"),
         ("silicon.", "include/silicon."),
+        ("silicon-timer.", "include/silicon-timer."),
     ],
     configure: &[
         "--target-list=x86_64-softmmu,riscv64-softmmu",
@@ -29,6 +30,7 @@ pub const QEMU: Simulator = Simulator {
         "--with-devices-riscv64=devices",
         "--enable-tcg",
         "--enable-fdt=system",
+        "--enable-trace-backends=nop",
         "--disable-docs",
         "--disable-werror",
         "--disable-debug-info",

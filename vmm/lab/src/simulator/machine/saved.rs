@@ -46,12 +46,13 @@ impl SavedHost {
     pub const FILES_SIZE: u64 = qemu::FILES_MIB << 20;
 
     /// Returns whether hosts like this are saved. Only one shape is, which nearly all hosts have. What its PMU does
-    /// wrong may begin when it goes on.
+    /// wrong may begin when it goes on; what CPUID says may not.
     pub fn exists_for(release: Release, shape: Shape) -> bool {
         let processor = Processor::of(release.arch, shape.pmu);
         processor == Processor::Amd
             && release == default_host(release.arch)
             && without_mistakes(shape) == Shape::default()
+            && !shape.silicon.is_in_cpuid()
     }
 
     /// Returns the saved host, and saves it if needed.

@@ -18,7 +18,7 @@ enum Value {
     Disk,
     /// A directory.
     Share,
-    /// A directory that would be too much to copy.
+    /// A directory that would be too much to copy, or the archive of an image.
     Root,
     /// A file that `tally` creates.
     Created,
@@ -101,6 +101,7 @@ impl Localised {
                 Value::Files => localised.files(&value),
                 Value::Disk => localised.disk(&value)?,
                 Value::Share => localised.share(&value)?,
+                Value::Root if Path::new(&value).is_file() => localised.files(&value),
                 Value::Root => {
                     let why = "a root is not copied to the simulated host; --share brings a folder";
                     return Err(refused("--root", Path::new(&value), why));
