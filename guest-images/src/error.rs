@@ -89,6 +89,8 @@ pub enum Error {
     NotAModule(PathBuf),
     #[error("TALLY_GUEST={} has no file `{file}`", folder.display())]
     GuestFolder { folder: PathBuf, file: &'static str },
+    #[error("{path}: {reason}")]
+    Image { path: PathBuf, reason: String },
     #[error("unknown suite `{0}`: bookworm, trixie or sid")]
     UnknownSuite(String),
 }

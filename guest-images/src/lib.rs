@@ -10,6 +10,7 @@
 pub mod cache;
 pub mod child;
 pub mod command;
+pub mod container;
 pub mod cpio;
 pub mod date;
 mod decompress;

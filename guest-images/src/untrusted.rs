@@ -1,15 +1,19 @@
-//! What becomes of what mirrors and proxies send, without a network: for the fuzz targets. Nothing else imports this.
+//! What becomes of what mirrors and proxies send, without a network, and of images: for the fuzz targets. Nothing else
+//! imports this.
 
 use std::io::Read;
 use std::path::Path;
 use std::time::SystemTime;
 
+use crate::cache::Cache;
+use crate::container;
 use crate::cpio::Archive;
 use crate::error::Result;
 use crate::http;
 use crate::image::Unpacked;
 use crate::packages::untrusted::{self, Index, Keys, ReleaseFile};
-use crate::release::Suite;
+use crate::progress::Progress;
+use crate::release::{Arch, Suite};
 
 /// Reads a server's answer. Returns at most `limit` bytes of its body.
 pub fn body(answer: &[u8], asked: u64, limit: u64) -> Option<Vec<u8>> {
@@ -29,6 +33,16 @@ pub fn is_signed(text: &str) -> bool {
 pub fn resolve(list: &str, names: &[&str]) -> usize {
     let _ = ReleaseFile::parse(list);
     Index::new([(list, "http://mirror.example/debian")]).resolve(names).map_or(0, |packages| packages.len())
+}
+
+/// Opens an image of a container, with this folder as the cache.
+pub fn open_image(image: &Path, cache: &Path) -> Result<()> {
+    container::open(&Cache::at(cache)?, image, Arch::default(), &mut Progress::silent()).map(drop)
+}
+
+/// Unpacks layers of an image into a folder.
+pub fn unpack_layers(layers: &[&[u8]], root: &Path) -> std::result::Result<(), String> {
+    container::unpack_layers(layers, root)
 }
 
 /// Unpacks a package into a directory, and makes an image of it.

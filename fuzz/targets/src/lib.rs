@@ -8,6 +8,7 @@
 
 mod agent;
 pub mod corpus;
+mod image;
 mod kernels;
 mod mirror;
 mod operator;
@@ -61,8 +62,9 @@ pub struct Target {
 }
 
 #[rustfmt::skip]
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     Target { name: "agent",    about: "the messages and streams of the guest's agent",                   max_len: 16 << 10, run: agent::run },
+    Target { name: "image",    about: "images of containers: their archives, and layers one over the other",   max_len: 32 << 10, run: image::run },
     Target { name: "kernels",  about: "kernel images: bzImage, ELF, multiboot, RISC-V, all compressions", max_len: 64 << 10, run: kernels::run },
     Target { name: "mirror",   about: "answers of mirrors and proxies, indexes, packages",               max_len: 16 << 10, run: mirror::run },
     Target { name: "operator", about: "answers of VMs to `tally list` and `tally stat`, and event logs", max_len: 16 << 10, run: operator::run },

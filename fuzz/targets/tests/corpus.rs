@@ -39,6 +39,7 @@ macro_rules! corpora {
 
 corpora! {
     what_agents_have_said_does_no_harm: "agent",
+    images_of_containers_get_nowhere_else: "image",
     kernel_files_are_loaded_or_refused_with_one_line: "kernels",
     what_mirrors_have_sent_gets_nowhere_else: "mirror",
     what_vms_and_logs_have_said_cannot_draw_on_a_terminal: "operator",
@@ -79,6 +80,18 @@ fn answers_in_the_corpus_are_understood() {
         let input = named("operator", name);
         let shown = tally::untrusted::answers(&input[1..]).unwrap_or_default();
         assert!(shown.contains(says), "{name}: {shown}");
+    }
+}
+
+/// As with answers: the images have to be some that are unpacked.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn images_in_the_corpus_are_unpacked() {
+    for name in ["docker", "oci"] {
+        let (folder, input) = (tempfile::tempdir().unwrap(), named("image", name));
+        let image = folder.path().join("image");
+        std::fs::write(&image, &input[1..]).unwrap();
+        guest_images::untrusted::open_image(&image, &folder.path().join("cache")).expect(name);
     }
 }
 

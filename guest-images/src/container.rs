@@ -1,0 +1,185 @@
+//! Images of containers, as `docker save`, `podman save` and `skopeo copy` write them: archives of docker's, and OCI
+//! image layouts, each a folder or a tar archive. An image is unpacked once, into the cache, by the digest of its
+//! configuration, and becomes the root of guests.
+//!
+//! Images are from anywhere, so nothing of one is believed: not a name, a link, a size or a digest. What is unpacked
+//! belongs to the user who runs this program, is executable for nobody else's rights, and lies in a folder that nobody
+//! else can enter. To whom it belongs in the image, and with which permissions, is written down beside it ([`Owners`]).
+
+mod files;
+mod layer;
+mod manifest;
+mod owners;
+
+#[cfg(test)]
+mod tests;
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+use crate::cache::{Cache, Key, remove_folder};
+use crate::error::{Error, Result};
+use crate::progress::Progress;
+use crate::release::Arch;
+use files::Files;
+use layer::Unpacking;
+use manifest::Manifest;
+
+pub use owners::{Owned, Owners};
+
+const RECIPE: &str = "1";
+/// Number of images that are kept.
+const KEPT: usize = 16;
+const ROOT: &str = "root";
+const OWNERS: &str = "owners";
+
+/// An unpacked image.
+#[derive(Debug)]
+pub struct Image {
+    /// The folder with its files.
+    pub root: PathBuf,
+    /// To whom they belong.
+    pub owners: Owners,
+    /// How a command is run in it.
+    pub config: Config,
+}
+
+/// How a command is run in an image, as far as it says so.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct Config {
+    /// The program that gets the command as its arguments, and its first ones.
+    pub entrypoint: Option<Vec<String>>,
+    /// The command, if none is given.
+    pub cmd: Option<Vec<String>>,
+    /// Variables of the environment, `NAME=VALUE`.
+    pub env: Option<Vec<String>>,
+    pub working_dir: Option<String>,
+    /// A name or a number, and perhaps a group's after a colon.
+    pub user: Option<String>,
+}
+
+/// The whole configuration of an image, as far as it is used.
+#[derive(Debug, Deserialize)]
+struct Configuration {
+    #[serde(default)]
+    architecture: String,
+    #[serde(default)]
+    config: Option<Config>,
+    #[serde(default)]
+    rootfs: Layers,
+}
+
+/// The digests of the layers, decompressed, the lowest first.
+#[derive(Debug, Default, Deserialize)]
+struct Layers {
+    #[serde(default)]
+    diff_ids: Vec<String>,
+}
+
+/// Returns whether there is an image at a path: an archive, or the folder of an OCI layout.
+pub fn is_image(path: &Path) -> bool {
+    path.is_file() || path.join(manifest::OCI_LAYOUT).is_file() && path.join(manifest::OCI_INDEX).is_file()
+}
+
+/// Opens an image for an architecture, and unpacks it if it is not in the cache.
+pub fn open(cache: &Cache, path: &Path, arch: Arch, progress: &mut Progress) -> Result<Image> {
+    let at = |reason| Error::Image { path: path.to_owned(), reason };
+    let mut files = Files::open(path, cache, progress).map_err(at)?;
+    let manifest = Manifest::of(&mut files, arch).map_err(at)?;
+    let bytes = files.document(&manifest.config).map_err(at)?;
+    let configuration: Configuration =
+        serde_json::from_slice(&bytes).map_err(|error| at(format!("its configuration: {error}")))?;
+    let known = manifest::architecture(arch);
+    if !configuration.architecture.is_empty() && configuration.architecture != known {
+        return Err(at(format!("it is for {}, and this machine runs {known}", configuration.architecture)));
+    }
+    let key = Key::new("image").keep(KEPT).with(RECIPE).with(Sha256::digest(&bytes));
+    let mut entry = |progress: &mut Progress| {
+        cache.entry(&key, progress, |progress, entry| {
+            progress.step(format!("unpacking {}", path.display()));
+            unpack(&mut files, &manifest, &configuration, entry, progress).map_err(at)
+        })
+    };
+    let read = |folder: &Path| {
+        let root = folder.join(ROOT);
+        Owners::read(&folder.join(OWNERS), &root).map(|owners| (root, owners))
+    };
+    let folder = entry(progress)?;
+    let (root, owners) = match read(&folder) {
+        Ok(known) => known,
+        // A cache that was copied from another machine, for example.
+        Err(_) => {
+            remove_folder(&folder)?;
+            read(&entry(progress)?).map_err(at)?
+        }
+    };
+    Ok(Image { root, owners, config: configuration.config.unwrap_or_default() })
+}
+
+/// Returns to whom the files in a folder belong, if it is the root of an image in the cache.
+pub fn owners(cache: &Cache, root: &Path) -> Option<std::result::Result<Owners, String>> {
+    let folder = root.parent().filter(|_| root.ends_with(ROOT))?;
+    let is_in_cache = fs::canonicalize(cache.root()).is_ok_and(|cache| folder.parent() == Some(&cache));
+    let owners = folder.join(OWNERS);
+    (is_in_cache && owners.is_file()).then(|| Owners::read(&owners, root))
+}
+
+/// Unpacks all layers. The error is for the user.
+fn unpack(
+    files: &mut Files,
+    manifest: &Manifest,
+    configuration: &Configuration,
+    entry: &Path,
+    progress: &mut Progress,
+) -> std::result::Result<(), String> {
+    let digests = &configuration.rootfs.diff_ids;
+    if digests.len() != manifest.layers.len() {
+        return Err(format!(
+            "it has {} layers, and its configuration has {}",
+            manifest.layers.len(),
+            digests.len()
+        ));
+    }
+    let root = entry.join(ROOT);
+    fs::create_dir(&root).map_err(|error| error.to_string())?;
+    let mut unpacking = Unpacking::into(&root)?;
+    for (number, (layer, digest)) in manifest.layers.iter().zip(digests).enumerate() {
+        let in_layer = |reason: String| format!("layer {}: {reason}", number + 1);
+        progress.parts(number as u64, digests.len() as u64);
+        let mut packed = files.open_blob(layer).map_err(in_layer)?;
+        let mut layer = files::decompressed(&mut packed)
+            .map(files::Hashed::new)
+            .map_err(|error| in_layer(error.to_string()))?;
+        unpacking.apply(&mut layer).map_err(in_layer)?;
+        layer.finish(digest).map_err(in_layer)?;
+        packed.finish().map_err(in_layer)?;
+    }
+    let directory = configuration.config.as_ref().and_then(|config| config.working_dir.as_deref());
+    unpacking.make_directory(directory.unwrap_or_default())?;
+    if let Some(left_out) = unpacking.left_out() {
+        progress.remark(&left_out);
+    }
+    unpacking.finish(&entry.join(OWNERS))
+}
+
+/// Unpacks layers into an empty folder, whatever they are. For the fuzz targets.
+pub(crate) fn unpack_layers(layers: &[&[u8]], root: &Path) -> std::result::Result<(), String> {
+    let mut unpacking = Unpacking::into(root)?;
+    layers.iter().try_for_each(|layer| unpacking.apply(&mut &layer[..]))
+}
+
+/// Reads all of a small file. The error is for the user.
+fn read_small(mut from: impl Read, most: u64) -> std::result::Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    from.by_ref().take(most).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    match from.read(&mut [0]) {
+        Ok(0) => Ok(bytes),
+        Ok(_) => Err(format!("it has more than {most} bytes")),
+        Err(error) => Err(error.to_string()),
+    }
+}

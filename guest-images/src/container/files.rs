@@ -1,0 +1,271 @@
+//! The files of a saved image: those of a folder, or the members of a tar archive.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::{Component, Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::manifest::Blob;
+use super::read_small;
+use crate::cache::Cache;
+use crate::decompress;
+use crate::progress::Progress;
+
+/// The most bytes that a document about an image has.
+const DOCUMENT: u64 = 4 << 20;
+/// The most members of an archive.
+const MEMBERS: usize = 100_000;
+/// The most links that one member leads over. Older archives of docker's have links in place of equal layers.
+const LINKS: usize = 8;
+
+type Result<T> = std::result::Result<T, String>;
+
+/// The files of a saved image.
+pub enum Files {
+    Folder(PathBuf),
+    Archive { file: File, members: BTreeMap<PathBuf, Member> },
+}
+
+/// A member of an archive.
+pub enum Member {
+    /// Where its content is, and its length.
+    File { offset: u64, size: u64 },
+    /// The member with this path has its content.
+    Link(PathBuf),
+}
+
+impl Files {
+    pub fn open(path: &Path, cache: &Cache, progress: &mut Progress) -> Result<Self> {
+        if path.is_dir() {
+            return Ok(Self::Folder(path.to_owned()));
+        }
+        let mut file = File::open(path).map_err(|error| error.to_string())?;
+        let mut start = [0; 6];
+        let read = file.read(&mut start).map_err(|error| error.to_string())?;
+        file.rewind().map_err(|error| error.to_string())?;
+        if extension(&start[..read]).is_some() {
+            progress.step(format!("decompressing {}", path.display()));
+            file = decompress_file(file, cache)?;
+        }
+        let members = members(&mut file)?;
+        Ok(Self::Archive { file, members })
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        match self {
+            Self::Folder(folder) => folder.join(name).is_file(),
+            Self::Archive { members, .. } => members.contains_key(Path::new(name)),
+        }
+    }
+
+    /// Reads a file that is a document, and compares its digest if one is known.
+    pub fn document(&mut self, blob: &Blob) -> Result<Vec<u8>> {
+        let mut file = self.open_blob(blob)?;
+        let bytes = read_small(&mut file, DOCUMENT).map_err(|reason| format!("{}: {reason}", blob.name))?;
+        file.finish()?;
+        Ok(bytes)
+    }
+
+    /// Opens a file, whose digest is computed while it is read.
+    pub fn open_blob(&mut self, blob: &Blob) -> Result<CheckedBlob<'_>> {
+        let name = &blob.name;
+        let path = normal(Path::new(name)).ok_or_else(|| format!("the name {name:?} leads out of it"))?;
+        let file: Box<dyn Read> = match self {
+            Self::Folder(folder) => {
+                let file = File::open(folder.join(&path)).map_err(|error| format!("{name}: {error}"))?;
+                if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+                    return Err(format!("{name}: not a regular file"));
+                }
+                Box::new(file)
+            }
+            Self::Archive { file, members } => {
+                let (offset, size) =
+                    place(members, &path).ok_or_else(|| format!("there is no {name} in it"))?;
+                file.seek(SeekFrom::Start(offset)).map_err(|error| error.to_string())?;
+                Box::new(file.take(size))
+            }
+        };
+        let digest = blob.digest.clone();
+        Ok(CheckedBlob { reader: BufReader::with_capacity(1 << 16, Hashed::new(file)), digest })
+    }
+}
+
+/// A file whose digest is computed while it is read.
+pub struct CheckedBlob<'a> {
+    reader: BufReader<Hashed<Box<dyn Read + 'a>>>,
+    digest: Option<String>,
+}
+
+impl CheckedBlob<'_> {
+    /// Reads the rest, and fails unless the digest is right.
+    pub fn finish(self) -> Result<()> {
+        let Self { reader, digest } = self;
+        match digest {
+            Some(digest) => reader.into_inner().finish(&digest),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Read for CheckedBlob<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.reader.read(buffer)
+    }
+}
+
+impl BufRead for CheckedBlob<'_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.reader.fill_buf()
+    }
+
+    fn consume(&mut self, amount: usize) {
+        self.reader.consume(amount);
+    }
+}
+
+/// Computes the digest of what is read.
+pub struct Hashed<R> {
+    reader: R,
+    hash: Sha256,
+}
+
+impl<R: Read> Hashed<R> {
+    pub fn new(reader: R) -> Self {
+        Self { reader, hash: Sha256::new() }
+    }
+
+    /// Reads the rest, and fails unless the digest is this one.
+    pub fn finish(mut self, digest: &str) -> Result<()> {
+        io::copy(&mut self, &mut io::sink()).map_err(|error| error.to_string())?;
+        let expected = digest.strip_prefix("sha256:").unwrap_or(digest);
+        let found: String = self.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        if found == expected { Ok(()) } else { Err(format!("its digest is not {digest}")) }
+    }
+}
+
+impl<R: Read> Read for Hashed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.reader.read(buffer)?;
+        self.hash.update(&buffer[..read]);
+        Ok(read)
+    }
+}
+
+/// Returns a reader of what is compressed, by its first bytes.
+pub fn decompressed<'a>(file: &'a mut (impl BufRead + 'a)) -> io::Result<Box<dyn Read + 'a>> {
+    let name = extension(file.fill_buf()?).unwrap_or_default();
+    decompress::reader(name, file)
+}
+
+/// Returns the extension of files that begin like this, if they are compressed.
+fn extension(start: &[u8]) -> Option<&'static str> {
+    const GZIP: &[u8] = &[0x1f, 0x8b];
+    const XZ: &[u8] = &[0xfd, b'7', b'z', b'X', b'Z', 0];
+    const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+    let known = [(GZIP, ".gz"), (XZ, ".xz"), (ZSTD, ".zst")];
+    known.into_iter().find(|(magic, _)| start.starts_with(magic)).map(|(_, name)| name)
+}
+
+/// Returns a file without a name that has what is compressed.
+fn decompress_file(file: File, cache: &Cache) -> Result<File> {
+    let folder = cache.folder("unfinished").map_err(|error| error.to_string())?;
+    let mut into = tempfile::tempfile_in(&folder).map_err(|error| error.to_string())?;
+    let mut room = Room::of(&folder)?;
+    let mut packed = BufReader::new(file);
+    let mut from = decompressed(&mut packed).map_err(|error| error.to_string())?;
+    let copied = io::copy(&mut (&mut from).take(room.bytes), &mut into).map_err(|error| error.to_string())?;
+    room.take(copied)?;
+    drop(from);
+    into.rewind().map_err(|error| error.to_string())?;
+    Ok(into)
+}
+
+/// What may be written on a file system.
+pub struct Room {
+    pub bytes: u64,
+    inodes: u64,
+}
+
+impl Room {
+    /// Leaves a gigabyte, or a twentieth of a small file system, so that a bomb does no more harm than that it is told.
+    const RESERVE: u64 = 1 << 30;
+    const PART: u64 = 20;
+    /// More files than any image has.
+    const INODES: u64 = 5_000_000;
+
+    pub fn of(folder: &Path) -> Result<Self> {
+        let free = rustix::fs::statvfs(folder).map_err(|error| error.to_string())?;
+        let reserve = Self::RESERVE.min(free.f_blocks.saturating_mul(free.f_frsize) / Self::PART);
+        let bytes = free.f_bavail.saturating_mul(free.f_frsize).saturating_sub(reserve);
+        Ok(Self { bytes, inodes: Self::INODES })
+    }
+
+    /// Takes some of it.
+    pub fn take(&mut self, bytes: u64) -> Result<()> {
+        self.bytes =
+            self.bytes.checked_sub(bytes).filter(|left| *left > 0).ok_or(
+                "unpacked, it would fill the file system of the cache: TALLY_CACHE names another cache",
+            )?;
+        Ok(())
+    }
+
+    /// Takes an inode.
+    pub fn take_inode(&mut self) -> Result<()> {
+        self.inodes = self.inodes.checked_sub(1).ok_or("it has more than five million files")?;
+        Ok(())
+    }
+}
+
+/// Finds the members of an archive.
+fn members(file: &mut File) -> Result<BTreeMap<PathBuf, Member>> {
+    let mut members = BTreeMap::new();
+    let mut archive = tar::Archive::new(file);
+    let no_archive = |error: io::Error| format!("it is no archive of an image: {error}");
+    for entry in archive.entries_with_seek().map_err(no_archive)?.raw(true) {
+        let entry = entry.map_err(no_archive)?;
+        let Some(path) = entry.path().ok().and_then(|path| normal(&path)) else { continue };
+        let target = || entry.link_name().ok().flatten().map(|target| target.into_owned());
+        let member = match entry.header().entry_type() {
+            tar::EntryType::Regular => Member::File { offset: entry.raw_file_position(), size: entry.size() },
+            tar::EntryType::Link => Member::Link(target().unwrap_or_default()),
+            tar::EntryType::Symlink => {
+                let folder = path.parent().unwrap_or(Path::new(""));
+                Member::Link(folder.join(target().unwrap_or_default()))
+            }
+            _ => continue,
+        };
+        members.insert(path, member);
+        if members.len() > MEMBERS {
+            return Err(format!("it is no archive of an image: it has more than {MEMBERS} members"));
+        }
+    }
+    Ok(members)
+}
+
+/// Returns the place of a member's content.
+fn place(members: &BTreeMap<PathBuf, Member>, path: &Path) -> Option<(u64, u64)> {
+    let mut path = path.to_owned();
+    for _ in 0..=LINKS {
+        match members.get(&path)? {
+            Member::File { offset, size } => return Some((*offset, *size)),
+            Member::Link(target) => path = normal(target)?,
+        }
+    }
+    None
+}
+
+/// Returns a path without `.` and `..`, unless it leads out of where it begins.
+fn normal(path: &Path) -> Option<PathBuf> {
+    let mut normal = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::Normal(part) => normal.push(part),
+            Component::CurDir => {}
+            Component::ParentDir if normal.pop() => {}
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => return None,
+        }
+    }
+    Some(normal)
+}
