@@ -50,6 +50,7 @@ mod wire;
 use crate::access::Access;
 use crate::state::DeviceError;
 
+pub use attributes::FileOwner;
 use attributes::Owner;
 use folders::Entries;
 use handles::Handles;
@@ -60,7 +61,7 @@ use nodes::{Limits, Nodes};
 pub use state::ShareState;
 use view::View;
 pub use view::{Mounts, Root, is_of_a_kernel};
-use wire::{InHeader, InitIn, InitOut, init, op};
+use wire::{InHeader, InitIn, InitOut, ROOT, init, op};
 
 /// Error: a directory cannot be shared.
 #[derive(Debug, thiserror::Error)]
@@ -139,7 +140,13 @@ impl Share {
     /// guest, with this one.
     pub fn open_root(root: &Root, shares: usize) -> Result<Self, ShareError> {
         let view = |opened: &PathFd| View::of_root(root, opened);
-        Self::with_limits(root.path, Access::ReadOnly, view, limits(shares)).map_err(|cause| ShareError {
+        let share = Self::with_limits(root.path, Access::ReadOnly, view, limits(shares));
+        let with_owners = |mut share: Self| {
+            let opened = share.server.nodes.path_fd(ROOT)?;
+            share.server.owner.keep(&opened, root.owners.to_vec())?;
+            Ok(share)
+        };
+        share.and_then(with_owners).map_err(|cause| ShareError {
             option: "--root",
             path: root.path.into(),
             cause,

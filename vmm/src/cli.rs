@@ -15,6 +15,7 @@ use clap::error::ErrorKind;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use clap_complete::Shell;
 use devices::Access;
+use guest_images::container::Config;
 use tally_machine::Size;
 use tally_machine::pmu::Choice;
 use vpmu::policy::OnStarvation;
@@ -126,7 +127,7 @@ Examples:
 }
 
 /// Options that a restored guest was started with, or that are for its start.
-const SAVED_WITH_A_GUEST: [&str; 18] = [
+const SAVED_WITH_A_GUEST: [&str; 19] = [
     "kernel",
     "initrd",
     "append",
@@ -135,6 +136,7 @@ const SAVED_WITH_A_GUEST: [&str; 18] = [
     "share",
     "root",
     "root_mounts",
+    "user",
     "env",
     "net",
     "publish",
@@ -152,8 +154,7 @@ const SAVED_WITH_A_GUEST: [&str; 18] = [
 #[command(after_help = format!("\
 What guests see with --pmu:{pmus}
 The command's output and exit status become Tally's; 125 is Tally's own failure.
-Without COMMAND and --root, this terminal is the guest's console; Ctrl-A X ends
-the VM. RUST_LOG=tally::pmu=trace,... sets log levels by target.
+Without COMMAND and --root, this is the guest's console; Ctrl-A X ends the VM.
 
 Examples:
   tally run --root / -- perf record -g ./prog", pmus = help::PMUS))]
@@ -176,12 +177,18 @@ pub struct Run {
     /// A host folder, at the same path; `:rw` to write
     #[arg(long, value_name = "DIR[:ro|rw]", value_parser = given(Access::ReadOnly))]
     pub share: Vec<HostPath>,
-    /// A host folder as the root, read-only; `/` is usual
-    #[arg(long, value_name = "DIR", conflicts_with = "initrd")]
+    /// The root: a host folder, read-only, or an image
+    #[arg(long, value_name = "DIR|IMAGE", conflicts_with = "initrd")]
     pub root: Option<PathBuf>,
+    /// How a command is run in that image, which has been unpacked
+    #[arg(skip)]
+    pub image: Option<Config>,
     /// What is mounted in the root, too
     #[arg(long, requires = "root")]
     pub root_mounts: bool,
+    /// Whom COMMAND runs as [default: root]
+    #[arg(long, value_name = "NAME[:GROUP]")]
+    pub user: Option<OsString>,
     /// A variable for COMMAND; without =VALUE, yours
     #[arg(long, value_name = "NAME[=VALUE]", value_parser = variable())]
     pub env: Vec<Variable>,

@@ -36,7 +36,7 @@ use prepared::Prepared;
 
 /// `tally run`: boots a guest and waits for its end.
 pub fn run(options: &Run, log: Option<&Arc<EventLog>>) -> Result<ExitCode> {
-    let Some(folder) = &options.restore else { return start(&root::with_command(options), None, log) };
+    let Some(folder) = &options.restore else { return start(&*root::resolved(options)?, None, log) };
     let saved = snapshot::open(folder)?;
     start(&saved.state.setup.options(options), Some(saved), log)
 }

@@ -15,29 +15,63 @@ const CACHE_SECONDS: u64 = 1;
 /// years. Whether something has the name, and what, the guest is told with the attributes.
 const NAME_CACHE_SECONDS: u64 = 1 << 28;
 
-/// The effective user and group of this process. The guest sees their files as root's.
-#[derive(Debug, Clone, Copy)]
+/// To whom the guest sees files belong: those of this process's effective user and group are root's.
+#[derive(Debug, Clone)]
 pub struct Owner {
     pub user: u32,
     pub group: u32,
+    /// The file system on which files have owners that are kept elsewhere, and these, in the order of the inodes'
+    /// numbers.
+    kept: Option<((u32, u32), Vec<(u64, FileOwner)>)>,
+}
+
+/// The owner, the group and the permissions of a file as the guest sees them, whatever they are on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileOwner {
+    /// The user.
+    pub user: u32,
+    /// The group.
+    pub group: u32,
+    /// The permissions, with the bits for set-user-ID and the like.
+    pub mode: u32,
 }
 
 impl Owner {
     pub fn current() -> Self {
         let (user, group) = host::owner();
-        Self { user: user.as_raw(), group: group.as_raw() }
+        Self { user: user.as_raw(), group: group.as_raw(), kept: None }
     }
 
-    /// Returns the owner and group that the guest sees.
-    fn guest_ids(self, stat: &Statx) -> (u32, u32) {
+    /// Has files on the file system of this directory have these owners, if they are among them.
+    pub fn keep(&mut self, directory: &PathFd, mut kept: Vec<(u64, FileOwner)>) -> Result<(), Errno> {
+        if !kept.is_empty() {
+            kept.sort_unstable_by_key(|(inode, _)| *inode);
+            let stat = host::stat(directory)?;
+            self.kept = Some(((stat.stx_dev_major, stat.stx_dev_minor), kept));
+        }
+        Ok(())
+    }
+
+    /// Returns the owner and the group that the guest sees, and the type and the permissions.
+    fn guests(&self, stat: &Statx) -> (u32, u32, u32) {
+        const PERMISSIONS: u32 = 0o7777;
+        let mode = u32::from(stat.stx_mode);
+        let kept = self.kept.as_ref().filter(|(on, _)| *on == (stat.stx_dev_major, stat.stx_dev_minor));
+        let kept = kept.and_then(|(_, kept)| {
+            let at = kept.binary_search_by_key(&stat.stx_ino, |(inode, _)| *inode).ok()?;
+            kept.get(at).map(|(_, kept)| kept)
+        });
+        if let Some(kept) = kept {
+            return (kept.user, kept.group, mode & !PERMISSIONS | kept.mode & PERMISSIONS);
+        }
         let guest_id = |id, own| if id == own { 0 } else { id };
-        (guest_id(stat.stx_uid, self.user), guest_id(stat.stx_gid, self.group))
+        (guest_id(stat.stx_uid, self.user), guest_id(stat.stx_gid, self.group), mode)
     }
 }
 
 impl Server {
     pub(super) fn attributes(&mut self, stat: &Statx) -> Attr {
-        let (uid, gid) = self.owner.guest_ids(stat);
+        let (uid, gid, mode) = self.owner.guests(stat);
         // FUSE carries times before 1970 in two's complement.
         let seconds = i64::cast_unsigned;
         Attr {
@@ -50,7 +84,7 @@ impl Server {
             atimensec: stat.stx_atime.tv_nsec,
             mtimensec: stat.stx_mtime.tv_nsec,
             ctimensec: stat.stx_ctime.tv_nsec,
-            mode: stat.stx_mode.into(),
+            mode,
             nlink: stat.stx_nlink,
             uid,
             gid,
@@ -101,7 +135,7 @@ impl Server {
         let input: SetattrIn = body.take()?;
         let has = |bit| input.valid & bit != 0;
         let path_fd = self.nodes.path_fd(node)?;
-        let (user, group) = self.owner.guest_ids(&host::stat(&path_fd)?);
+        let (user, group, _) = self.owner.guests(&host::stat(&path_fd)?);
         if has(fattr::UID) && input.uid != user || has(fattr::GID) && input.gid != group {
             return Err(Errno::PERM);
         }

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FsWord, ResolveFlags, Statx};
 use rustix::io::Errno;
 
+use super::attributes::FileOwner;
 use super::host::{self, Host, PathFd};
 use super::message::Name;
 use super::wire::ROOT;
@@ -70,6 +71,8 @@ pub struct Root<'a> {
     pub own: &'a [&'a str],
     /// Directories of the host that the guest does not see, by whatever path, nor what gets their paths later.
     pub hidden: &'a [PathBuf],
+    /// To whom files in it belong, by the numbers of their inodes, if that is not what the host says.
+    pub owners: &'a [(u64, FileOwner)],
 }
 
 /// A device's number.
@@ -245,8 +248,13 @@ mod tests {
             24 1 0:26 / /my\\040root/runs rw - tmpfs tmpfs rw\n\
             25 1 0:6 / /my\\040root/dev rw - devtmpfs udev rw\n\
             broken\n";
-        let root =
-            Root { path: Path::new("/my root"), mounts: Mounts::Seen, own: &["dev", "run"], hidden: &[] };
+        let root = Root {
+            path: Path::new("/my root"),
+            mounts: Mounts::Seen,
+            own: &["dev", "run"],
+            hidden: &[],
+            owners: &[],
+        };
         assert_eq!(in_memory(&root, mounts), [(0, 20), (0, 25), (0, 6)]);
         assert_eq!(unescaped(b"a\\134b\\"), Path::new("a\\b\\"));
     }

@@ -7,6 +7,7 @@
 mod connections;
 mod control;
 mod flow;
+mod identity;
 mod network;
 mod orphans;
 mod ports;

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Error, ErrorKind, Result, Write};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
@@ -14,6 +14,7 @@ use std::rc::Rc;
 use guest_agent::protocol::Start;
 
 use crate::flow::Flow;
+use crate::identity::Identity;
 use crate::ports::Ports;
 use crate::sys;
 use crate::terminal::{self, Terminal};
@@ -57,8 +58,8 @@ pub fn directory(start: &Start) -> &OsStr {
     start.folder.as_deref().unwrap_or(OsStr::new(HOME))
 }
 
-/// Starts the command.
-pub fn start(start: &Start, ports: &Ports) -> Result<Started> {
+/// Starts the command, as somebody else than root if there is an identity.
+pub fn start(start: &Start, identity: Option<&Identity>, ports: &Ports) -> Result<Started> {
     let mut streams = Streams::default();
     let terminal = start.terminals.any().then(|| Terminal::new(start.size)).transpose()?;
     if let Some(terminal) = &terminal {
@@ -82,9 +83,18 @@ pub fn start(start: &Start, ports: &Ports) -> Result<Started> {
 
     let (name, arguments) = start.command.split_first().ok_or_else(|| Error::other("no command"))?;
     let mut command = Command::new(name);
-    prepare(&mut command, start);
+    prepare(&mut command, start, identity);
+    if let Some(identity) = identity {
+        // Programs open their streams by name, too: /dev/stderr.
+        for stream in [stdin.as_fd(), stdout.as_fd(), child_stderr.as_fd()] {
+            std::os::unix::fs::fchown(stream, Some(identity.user), None)?;
+        }
+    }
     command.args(arguments).stdin(stdin).stdout(stdout).stderr(child_stderr);
     start_session(&mut command, terminal.as_ref().map(|terminal| terminal.slave.as_raw_fd()));
+    if let Some(identity) = identity {
+        identity.take_on(&mut command);
+    }
     let spawned = command.spawn();
     // `command` owns the command's ends of the pipes, which must be closed here.
     drop(command);
@@ -109,16 +119,17 @@ pub fn shell(start: &Start) -> Result<Program> {
         sys::set_size(&console, size)?;
     }
     let mut command = Command::new("setsid");
-    prepare(&mut command, start);
+    prepare(&mut command, start, None);
     let child = command.args(["cttyhack", "sh", "-l"]).spawn()?;
     let pidfd = pidfd_of(&child)?;
     let (inputs, outputs) = (Vec::new(), Vec::new());
     Ok(Program { child, pidfd, terminal: Some(Rc::new(console)), inputs, outputs, _slave: None })
 }
 
-fn prepare(command: &mut Command, start: &Start) {
+fn prepare(command: &mut Command, start: &Start, identity: Option<&Identity>) {
     command.current_dir(directory(start));
-    command.env("PATH", PATH).env("HOME", HOME).env("TERM", terminal::kind(start.term.as_deref()));
+    let home = identity.map_or(OsStr::new(HOME), |identity| &identity.home);
+    command.env("PATH", PATH).env("HOME", home).env("TERM", terminal::kind(start.term.as_deref()));
     command.envs(start.environment.iter().map(|(name, value)| (name, value)));
     // SAFETY: Between fork and exec, this function only makes system calls. It neither allocates nor locks.
     unsafe { command.pre_exec(sys::default_signals) };

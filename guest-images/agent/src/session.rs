@@ -7,6 +7,7 @@ use std::path::Path;
 use guest_agent::protocol::{Start, ToHost};
 
 use crate::control::Control;
+use crate::identity::Identity;
 use crate::orphans::Orphans;
 use crate::ports::Ports;
 use crate::program::{self, Started};
@@ -31,15 +32,24 @@ pub fn serve(ports: &Ports, orphans: Option<&Orphans>) -> Result<End> {
             relay::run(&mut program::shell(&start)?, &mut control, orphans)?;
             return Ok(End::ShellExited);
         }
-        Ok(()) => run(&start, ports, &mut control, orphans)?,
+        Ok(()) => match start.user.as_deref().map(Identity::of).transpose() {
+            Err(reason) => ToHost::Failed(reason),
+            Ok(identity) => run(&start, identity.as_ref(), ports, &mut control, orphans)?,
+        },
     };
     control.send(&last)?;
     control.flush()?;
     Ok(End::Reported)
 }
 
-fn run(start: &Start, ports: &Ports, control: &mut Control, orphans: Option<&Orphans>) -> Result<ToHost> {
-    let started = match program::start(start, ports) {
+fn run(
+    start: &Start,
+    identity: Option<&Identity>,
+    ports: &Ports,
+    control: &mut Control,
+    orphans: Option<&Orphans>,
+) -> Result<ToHost> {
+    let started = match program::start(start, identity, ports) {
         Ok(started) => started,
         Err(error) => return Ok(ToHost::Failed(format!("cannot make the command's streams: {error}"))),
     };

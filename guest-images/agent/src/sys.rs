@@ -50,6 +50,16 @@ pub fn open_slave(master: &File) -> Result<File> {
     Ok(unsafe { File::from_raw_fd(slave) })
 }
 
+/// Makes this process a user's, in these groups only, for ever.
+pub fn become_user(user: u32, group: u32, groups: &[u32]) -> Result<()> {
+    // SAFETY: the pointer and the count are those of the slice.
+    check(unsafe { libc::setgroups(groups.len(), groups.as_ptr()) })?;
+    // SAFETY: has no preconditions.
+    check(unsafe { libc::setgid(group) })?;
+    // SAFETY: has no preconditions.
+    check(unsafe { libc::setuid(user) }).map(drop)
+}
+
 /// Sets the clock to a time since 1970.
 pub fn set_clock(time: Duration) -> Result<()> {
     let seconds = time.as_secs().try_into().map_err(Error::other)?;

@@ -50,6 +50,8 @@ pub struct GuestSetup {
     pub network: Option<protocol::Network>,
     /// Working directory of the command, if this process's working directory is in a share, or there is a root.
     pub working_dir: Option<OsString>,
+    /// Whom the command runs as, if that is not root.
+    pub user: Option<OsString>,
     /// Variables for the command.
     pub environment: Vec<protocol::Variable>,
 }
@@ -107,12 +109,13 @@ pub fn devices(options: &Run) -> Result<HostResources> {
         about
     });
     let working_dir = working_dir(options, &shares, opened_root.as_mut())?;
+    let user = options.user.clone();
     let number = u8::try_from(options.share.len()).expect("there are few shares");
     let root = opened_root.map(|root| add_root(root, number, &mut devices, &mut threads)).transpose()?;
     Ok(HostResources {
         devices,
         threads,
-        setup: GuestSetup { root, shares, network, working_dir, environment },
+        setup: GuestSetup { root, shares, network, working_dir, user, environment },
     })
 }
 
@@ -130,7 +133,7 @@ fn working_dir(
     }
     // A guest that is saved or restored starts no command.
     let root = root.filter(|_| options.restore.is_none() && options.save_template.is_none());
-    root.map(|root| root.working_dir(here.as_deref())).transpose()
+    root.map(|root| root.working_dir(here.as_deref(), options.image.as_ref())).transpose()
 }
 
 /// Adds the device of a root behind those of the other shares. Returns its tag.

@@ -1,4 +1,5 @@
-//! `tally run --root`: a folder of the host is the guest's root, as far as the caller may read it.
+//! `tally run --root`: a folder of the host is the guest's root, as far as the caller may read it, or an image of a
+//! container, which is unpacked into the cache.
 //!
 //! The share's server leaves out what is not for guests ([`devices::fs::Root`]). The agent mounts it under an overlay,
 //! so that the guest writes to its own memory.
@@ -10,10 +11,12 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
-use devices::fs::{Mounts, Root, Share};
+use anyhow::{Context, Result, anyhow, bail};
+use devices::fs::{FileOwner, Mounts, Root, Share};
 use guest_agent::protocol::{OWN_FOLDERS, Variable};
 use guest_images::cache::Cache;
+use guest_images::container::{self, Config, Image, Owned, Owners};
+use guest_images::{Arch, Progress};
 
 use crate::cli::Run;
 use crate::protocol::socket_dir::SocketDir;
@@ -30,16 +33,45 @@ pub struct OpenedRoot {
     mounts: Mounts,
 }
 
-/// Returns the options with a command: without one, a shell runs below a root.
-pub fn with_command(options: &Run) -> Cow<'_, Run> {
-    let Some(root) = options.root.as_ref().filter(|_| options.command.is_empty()) else {
-        return Cow::Borrowed(options);
+/// Returns the options with a folder as the root, and with a command: without one, an image's own runs below its root,
+/// and a shell below another one.
+pub fn resolved(options: &Run) -> Result<Cow<'_, Run>> {
+    let Some(root) = &options.root else {
+        if options.user.is_some() && options.command.is_empty() {
+            bail!("--user is for a COMMAND");
+        }
+        return Ok(Cow::Borrowed(options));
     };
-    let shell = env::var_os("SHELL").filter(|shell| {
-        let shell = Path::new(shell);
-        root == Path::new("/") && shell.is_absolute() && shell.is_file()
-    });
-    Cow::Owned(Run { command: vec![shell.unwrap_or_else(|| SHELL.into())], ..options.clone() })
+    let mut options = options.clone();
+    if container::is_image(root) {
+        let mut progress = Progress::stderr("tally").verbose(options.verbose > 0);
+        let opened = container::open(&Cache::open()?, root, Arch::default(), &mut progress);
+        progress.clear();
+        let Image { root, config, .. } = opened.map_err(|error| anyhow!("--root {error}"))?;
+        use_image(&mut options, root, config);
+    } else if options.command.is_empty() {
+        let shell = env::var_os("SHELL").filter(|shell| {
+            let shell = Path::new(shell);
+            root == Path::new("/") && shell.is_absolute() && shell.is_file()
+        });
+        options.command = vec![shell.unwrap_or_else(|| SHELL.into())];
+    }
+    Ok(Cow::Owned(options))
+}
+
+/// Has an unpacked image be the root. What is given is not what the image says.
+fn use_image(options: &mut Run, root: PathBuf, config: Config) {
+    options.root = Some(root);
+    if options.command.is_empty() {
+        let words = [&config.entrypoint, &config.cmd].into_iter().flatten().flatten();
+        options.command = words.map(OsString::from).collect();
+        if options.command.is_empty() {
+            options.command.push(SHELL.into());
+        }
+    }
+    let user = config.user.as_ref().filter(|user| !user.is_empty()).map(OsString::from);
+    options.user = options.user.take().or(user);
+    options.image = Some(config);
 }
 
 /// Opens the root that the options name. `shares` is the number of the guest's shares, with this one.
@@ -51,11 +83,17 @@ pub fn open(options: &Run, shares: usize) -> Result<Option<OpenedRoot>> {
     // If it is not there, opening it says so.
     let path = fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
     let mounts = if options.root_mounts { Mounts::Seen } else { Mounts::Hidden };
-    let hidden = hidden();
+    let cache = Cache::open();
+    let owners = cache.as_ref().ok().and_then(|cache| container::owners(cache, &path));
+    // An image is in the cache, and has nothing of Tally's in it.
+    let hidden = if owners.is_some() { Vec::new() } else { hidden() };
     if hidden.iter().any(|hidden| path.starts_with(hidden)) {
         bail!("--root {}: this is Tally's own, which no guest sees", folder.display());
     }
-    let root = Root { path: &path, mounts, own: &OWN_FOLDERS, hidden: &hidden };
+    let owners = owners.transpose().map_err(|reason| anyhow!("--root {}: {reason}", folder.display()))?;
+    let owner = |(inode, Owned { user, group, mode })| (inode, FileOwner { user, group, mode });
+    let owners: Vec<_> = owners.map(Owners::into_inner).into_iter().flatten().map(owner).collect();
+    let root = Root { path: &path, mounts, own: &OWN_FOLDERS, hidden: &hidden, owners: &owners };
     let share = Share::open_root(&root, shares)?;
     Ok(Some(OpenedRoot { path, share, mounts }))
 }
@@ -74,8 +112,13 @@ fn hidden() -> Vec<PathBuf> {
 }
 
 impl OpenedRoot {
-    /// Returns the working directory of a command that this process starts from this folder.
-    pub fn working_dir(&mut self, here: Option<&Path>) -> Result<OsString> {
+    /// Returns the working directory of a command that this process starts from this folder: the image's, if there is
+    /// one.
+    pub fn working_dir(&mut self, here: Option<&Path>, image: Option<&Config>) -> Result<OsString> {
+        if let Some(image) = image {
+            let given = image.working_dir.as_deref().filter(|folder| !folder.is_empty());
+            return Ok(Path::new("/").join(given.unwrap_or_default()).into());
+        }
         let Some(inside) = here.and_then(|here| here.strip_prefix(&self.path).ok()) else {
             let home = env::var_os("HOME").filter(|home| self.has(Path::new(home)));
             return Ok(home.unwrap_or_else(|| "/".into()));
@@ -115,9 +158,17 @@ pub fn environment(options: &Run) -> Result<Vec<Variable>> {
     let is_callers =
         |name: &OsStr| CALLERS.iter().any(|known| name == *known) || name.as_bytes().starts_with(b"LC_");
     let mut variables: Vec<Variable> = match options.root {
-        Some(_) => env::vars_os().filter(|(name, _)| is_callers(name)).collect(),
+        _ if options.image.is_some() => Vec::new(),
+        // Another user's home is where that user's files are.
+        Some(_) => env::vars_os()
+            .filter(|(name, _)| is_callers(name) && (name != "HOME" || options.user.is_none()))
+            .collect(),
         None => Vec::new(),
     };
+    let images = options.image.iter().flat_map(|image| image.env.iter().flatten());
+    variables.extend(
+        images.filter_map(|text| text.split_once('=')).map(|(name, value)| (name.into(), value.into())),
+    );
     for given in &options.env {
         let value = match &given.value {
             Some(value) => value.clone(),
@@ -171,10 +222,53 @@ mod tests {
 
     #[test]
     fn below_a_root_there_is_a_shell_without_a_command() {
-        let command = |arguments: &[&str]| with_command(&options(arguments)).command.clone();
+        let command = |arguments: &[&str]| resolved(&options(arguments)).unwrap().command.clone();
         assert_eq!(command(&["--root", "/srv"]), ["/bin/sh"]);
         assert_eq!(command(&["--root", "/srv", "--", "true"]), ["true"]);
         assert!(command(&[]).is_empty());
+    }
+
+    #[test]
+    fn an_images_command_environment_and_user_are_used_unless_given() {
+        let words = |words: &[&str]| Some(words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
+        let config = Config {
+            entrypoint: words(&["/start"]),
+            cmd: words(&["serve", "-v"]),
+            env: words(&["PATH=/bin", "A=image"]),
+            working_dir: Some("srv".into()),
+            user: Some("web".into()),
+        };
+        let used = |arguments: &[&str], config: &Config| {
+            let mut options = options(&[&["--root", "image.tar"], arguments].concat());
+            use_image(&mut options, "/cache/root".into(), config.clone());
+            options
+        };
+        let own = used(&[], &config);
+        assert_eq!(own.command, ["/start", "serve", "-v"]);
+        assert_eq!(
+            (own.user.as_deref(), own.root.as_deref()),
+            (Some("web".as_ref()), Some("/cache/root".as_ref()))
+        );
+        assert_eq!(
+            environment(&own).unwrap(),
+            [("PATH".into(), "/bin".into()), ("A".into(), "image".into())]
+        );
+        let given = used(&["--user", "0", "--env", "A=mine", "--", "id"], &config);
+        assert_eq!((&given.command[..], given.user.as_deref()), (&["id".into()][..], Some("0".as_ref())));
+        assert_eq!(environment(&given).unwrap().last(), Some(&("A".into(), "mine".into())));
+        let empty = used(&[], &Config { user: Some(String::new()), ..Config::default() });
+        assert_eq!((&empty.command[..], empty.user), (&["/bin/sh".into()][..], None));
+    }
+
+    #[test]
+    fn a_user_without_a_command_is_refused_and_another_users_home_is_not_the_callers() {
+        let refused = resolved(&options(&["--user", "web"])).unwrap_err().to_string();
+        assert_eq!(refused, "--user is for a COMMAND");
+        let home = |arguments: &[&str]| {
+            let variables = environment(&options(&[&["--root", "/"], arguments].concat())).unwrap();
+            variables.iter().any(|(name, _)| name == "HOME")
+        };
+        assert_eq!([home(&[]), home(&["--user", "web"])], [env::var_os("HOME").is_some(), false]);
     }
 
     #[test]
@@ -186,7 +280,7 @@ mod tests {
         }
         let options = options(&["--root", path.to_str().unwrap()]);
         let mut root = open(&options, 1).unwrap().unwrap();
-        let mut start = |here: &Path| root.working_dir(Some(here)).map_err(|error| error.to_string());
+        let mut start = |here: &Path| root.working_dir(Some(here), None).map_err(|error| error.to_string());
         assert_eq!(start(&path.join("home/user")).unwrap(), "/home/user");
         assert_eq!(start(&path).unwrap(), "/");
         let own = start(&path.join("tmp/work")).unwrap_err();

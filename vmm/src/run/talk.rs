@@ -67,7 +67,7 @@ impl AgentStart<'_> {
             streams.outputs.push((protocol::REPORT as usize, Sink::new(report, OnClose::Discard)));
             command = flamegraph::wrap(&command);
         }
-        let GuestSetup { root, shares, network, working_dir, environment } = self.setup;
+        let GuestSetup { root, shares, network, working_dir, user, environment } = self.setup;
         let start = Start {
             root,
             shares,
@@ -76,6 +76,7 @@ impl AgentStart<'_> {
             terminals,
             size: terminal::size(),
             term: env::var_os("TERM"),
+            user,
             environment,
             // As late as possible, when it is sent.
             restored: None,

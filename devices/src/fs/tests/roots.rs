@@ -25,7 +25,8 @@ fn guest(mounts: Mounts) -> Guest {
 
 fn open(guest: &mut Guest, mounts: Mounts) {
     let (path, hidden) = (guest.path(""), [guest.path("home/cache"), guest.path("none")]);
-    guest.share = Share::open_root(&Root { path: &path, mounts, own: &OWN, hidden: &hidden }, 1).unwrap();
+    guest.share =
+        Share::open_root(&Root { path: &path, mounts, own: &OWN, hidden: &hidden, owners: &[] }, 1).unwrap();
 }
 
 /// Returns the names in a directory, which must be the same in both kinds of listings, and found.
@@ -126,7 +127,7 @@ fn the_first_directory_of_a_path_that_is_missing_is_named() {
 fn a_root_that_cannot_be_opened_is_reported_with_its_option() {
     let guest = guest(Mounts::Hidden);
     let path = guest.path("home/file");
-    let root = Root { path: &path, mounts: Mounts::Hidden, own: &OWN, hidden: &[] };
+    let root = Root { path: &path, mounts: Mounts::Hidden, own: &OWN, hidden: &[], owners: &[] };
     let error = Share::open_root(&root, 1).unwrap_err().to_string();
     assert_eq!(error, format!("--root {}: not a directory", path.display()));
 }

@@ -29,6 +29,8 @@ pub struct Start {
     pub size: Option<Size>,
     /// Type of the terminal, the value of `TERM`.
     pub term: Option<OsString>,
+    /// Whom the command runs as: a name or a number, and perhaps a group's after a colon. The default is root.
+    pub user: Option<OsString>,
     /// Variables of the environment, beside those that each command has, or instead of them.
     pub environment: Vec<Variable>,
     /// What the guest has to make up for, if it was saved before and restored now.
@@ -99,6 +101,7 @@ impl Terminals {
 const READ_ONLY: &[u8] = b"ro";
 const READ_WRITE: &[u8] = b"rw";
 const ROOT: &[u8] = b"root";
+const USER: &[u8] = b"user";
 const VARIABLE: &[u8] = b"env";
 const NETWORK: &[u8] = b"network";
 const NAME_SERVER: &[u8] = b"name-server";
@@ -129,6 +132,7 @@ impl Start {
                     access: if key == READ_ONLY { Access::ReadOnly } else { Access::ReadWrite },
                 }),
                 (ROOT, tag) => start.root = Some(owned(tag)),
+                (USER, name) => start.user = Some(owned(name)),
                 (VARIABLE, variable) => {
                     let (name, value) = setting(variable)?;
                     start.environment.push((owned(name), owned(value)));
@@ -188,6 +192,9 @@ impl Start {
         }
         if let Some(term) = &self.term {
             strings.setting(TERM, term.as_bytes())?;
+        }
+        if let Some(user) = &self.user {
+            strings.setting(USER, user.as_bytes())?;
         }
         for (name, value) in &self.environment {
             strings.push(&[VARIABLE, b"=", name.as_bytes(), b"=", value.as_bytes()])?;

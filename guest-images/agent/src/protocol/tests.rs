@@ -49,10 +49,10 @@ fn start() -> impl Strategy<Value = Start> {
     let settings =
         (vec(share(), 0..3), option::of(string()), terminals, option::of(size()), option::of(string()));
     let rest = (option::of(network()), option::of(restored()), vec(string(), 0..5));
-    let root = (option::of(string()), vec((variable(), string()), 0..3));
-    (settings, rest, root).prop_map(|(settings, (network, restored, command), (root, environment))| {
+    let root = (option::of(string()), option::of(string()), vec((variable(), string()), 0..3));
+    (settings, rest, root).prop_map(|(settings, (network, restored, command), (root, user, environment))| {
         let (shares, folder, terminals, size, term) = settings;
-        Start { root, shares, network, folder, terminals, size, term, environment, restored, command }
+        Start { root, shares, network, folder, terminals, size, term, user, environment, restored, command }
     })
 }
 

@@ -1,5 +1,5 @@
 //! Tests of guests whose root is a folder of the host: this machine's, and one with a dynamically linked program. One
-//! host for all of them, some 25 guests and 5 boots: a minute and a half of a core.
+//! host for all of them, some 30 guests and 6 boots: two minutes of a core.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,6 +24,8 @@ pub fn tests() -> Vec<Test> {
         mounts_are_seen_only_if_that_is_wanted,
         the_guest_sees_what_changes_on_the_host,
         a_guest_with_a_root_is_saved_and_restored,
+        an_image_of_a_container_runs_as_it_says,
+        a_command_runs_as_another_user,
         wrong_input_is_one_line_and_makes_nothing,
     ];
     let second = second_tier(tests![
@@ -47,6 +49,25 @@ const SOON: u64 = 8;
 fn tally(options: &str, command: &str) -> String {
     format!("$HERE/tally run {options} -- {command}")
 }
+
+/// Makes `image.tar` of two layers, as `docker save` does. Its program prints what it is given.
+const IMAGE: &str = "\
+mkdir -p image/one/bin image/one/etc image/one/srv/work image/two/etc; cd image
+cp $(readlink -f /bin/sh) one/bin/busybox; for name in sh cat id ls env stat; do ln -s busybox one/bin/$name; done
+printf 'root:x:0:0:root:/root:/bin/sh\\nweb:x:33:34:Web:/srv:/bin/sh\\n' >one/etc/passwd
+printf 'www:x:34:\\nlogs:x:40:web\\n' >one/etc/group
+echo gone >one/etc/gone; echo below >one/etc/name; echo above >two/etc/name; : >two/etc/.wh.gone
+printf '#!/bin/sh\\necho \"$@\"; id; echo $GREETING $HOME $PATH $PWD; ls /etc; cat /etc/name; echo x >/etc/name || echo denied; echo said >/dev/stderr\\n' >two/start
+chmod 755 two/start; chown 33:34 one/srv/work; chmod 750 one/srv/work
+for layer in one two; do tar cf $layer.tar -C $layer .; done
+sum() { sha256sum $1 | cut -d' ' -f1; }
+printf '{\"architecture\":\"amd64\",\"os\":\"linux\",\"config\":{\"Entrypoint\":[\"/start\"],\"Cmd\":[\"a\",\"b c\"],\"Env\":[\"PATH=/bin\",\"GREETING=a=b\"],\"WorkingDir\":\"/srv/work\",\"User\":\"web\"},\"rootfs\":{\"type\":\"layers\",\"diff_ids\":[\"sha256:%s\",\"sha256:%s\"]}}' $(sum one.tar) $(sum two.tar) >config
+mv config $(sum config).json
+printf '[{\"Config\":\"%s\",\"Layers\":[\"one.tar\",\"two.tar\"]}]' *.json >manifest.json
+tar cf ../image.tar manifest.json *.json one.tar two.tar; cd ..
+";
+/// What its program prints.
+const SAID: &str = "a b c\nuid=33(web) gid=34(www) groups=40(logs)\na=b /srv /bin /srv/work\ngroup\nname\npasswd\nabove\ndenied\n";
 
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let steps = LIBRARIES.iter().fold(Steps::new("roots"), |steps, file| {
@@ -161,6 +182,23 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
             tally("--name web --root /", &format!("sh -c '{SAVED}'"))
         ),
     );
+    let image = [
+        "$HERE/tally run --root image.tar 2>said; status=$?; grep -c ^said said",
+        &tally(
+            "--root image.tar --user root",
+            "sh -c 'id; stat -c \"%a %u %g\" /srv/work /start; echo $HOME'",
+        ),
+        "chmod 666 /dev/kvm; echo -1 >/proc/sys/kernel/perf_event_paranoid; mkdir -p /tmp/another",
+        "chown $(./restricted unprivileged sh -c 'id -u') /tmp/another; export HOME=/tmp/another TALLY_CACHE=/tmp/another/cache",
+        "./restricted unprivileged $HERE/tally run --root image.tar 2>/dev/null",
+    ];
+    let steps = step(steps, "image", &format!("{IMAGE}{}", image.join("\n")));
+    let others = [
+        tally("--root / --user 1000:1001", "sh -c 'id; echo $HOME; touch kept/made'"),
+        tally("--user 12", "id -u"),
+        tally("--root image.tar --user nobody", "id"),
+    ];
+    let steps = step(steps, "another", &others.join("; "));
     let wrong = [
         "--root none",
         "--root tally",
@@ -298,15 +336,29 @@ fn a_guest_with_a_root_is_saved_and_restored() {
     assert_text("saved", "in-memory\nkept\n");
 }
 
+/// As root, and as a user to whom nothing of it belongs on the host.
+fn an_image_of_a_container_runs_as_it_says() {
+    let root = "uid=0(root) gid=0\n750 33 34\n755 0 0\n/root\n";
+    assert_text("image", &format!("{SAID}1\n{root}{SAID}"));
+}
+
+fn a_command_runs_as_another_user() {
+    let done = of("another");
+    assert_eq!((done.status, &*done.text()), (125, "uid=1000 gid=1001\n/\n12\n"), "{}", done.err);
+    for said in ["kept/made: Permission denied", "tally: the guest has no user nobody"] {
+        assert!(done.err.contains(said), "{said}: {}", done.err);
+    }
+}
+
 fn wrong_input_is_one_line_and_makes_nothing() {
     for (options, said) in [
         ("--root none", "--root none: no such directory"),
-        ("--root tally", "--root /scenario/tally: not a directory"),
+        ("--root tally", "--root tally: it is no archive of an image: "),
         ("--root /proc", "--root /proc: the kernel's process table cannot be shared"),
-        ("--root / --initrd none", "'--root <DIR>' cannot be used with '--initrd <PATH>'"),
+        ("--root / --initrd none", "'--root <DIR|IMAGE>' cannot be used with '--initrd <PATH>'"),
         ("--root / --append root=/dev/vda", "--root, and root= in --append: a guest has one root"),
         ("--root / --kernel payload", "--root needs the default guest, and payload is no Linux kernel"),
-        ("--root-mounts", "--root <DIR>"),
+        ("--root-mounts", "--root <DIR|IMAGE>"),
         ("--root / --share /tmp", "--share /tmp: the guest has a /tmp of its own; share a folder in it"),
         ("--env =x", "a variable needs a name"),
     ] {
