@@ -88,7 +88,7 @@ pub fn is_image(path: &Path) -> bool {
 
 /// Opens an image for an architecture, and unpacks it if it is not in the cache.
 pub fn open(cache: &Cache, path: &Path, arch: Arch, progress: &mut Progress) -> Result<Image> {
-    let at = |reason| Error::Image { path: path.to_owned(), reason };
+    let at = |reason: String| Error::Image { path: path.to_owned(), reason: one_line(&reason) };
     let mut files = Files::open(path, cache, progress).map_err(at)?;
     let manifest = Manifest::of(&mut files, arch).map_err(at)?;
     let bytes = files.document(&manifest.config).map_err(at)?;
@@ -170,7 +170,12 @@ fn unpack(
 /// Unpacks layers into an empty folder, whatever they are. For the fuzz targets.
 pub(crate) fn unpack_layers(layers: &[&[u8]], root: &Path) -> std::result::Result<(), String> {
     let mut unpacking = Unpacking::into(root)?;
-    layers.iter().try_for_each(|layer| unpacking.apply(&mut &layer[..]))
+    layers.iter().try_for_each(|layer| unpacking.apply(&mut &layer[..])).map_err(|reason| one_line(&reason))
+}
+
+/// Returns a text that may have names of an image in it as it is printed.
+fn one_line(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() { '?' } else { char }).collect()
 }
 
 /// Reads all of a small file. The error is for the user.

@@ -337,11 +337,10 @@ fn is_special(name: &OsStr) -> bool {
     matches!(name.as_bytes(), b"." | b"..")
 }
 
-/// Returns a path as it is printed.
+/// Returns as much of a path as a line has room for.
 fn shown(path: &[u8]) -> String {
     const MOST: usize = 200;
-    let text = String::from_utf8_lossy(&path[..path.len().min(MOST)]);
-    text.chars().map(|char| if char.is_control() { '?' } else { char }).collect()
+    String::from_utf8_lossy(&path[..path.len().min(MOST)]).into_owned()
 }
 
 fn terminated(mut bytes: Vec<u8>) -> Vec<u8> {

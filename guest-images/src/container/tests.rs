@@ -337,6 +337,9 @@ fn what_cannot_be_an_image_is_refused_in_one_line() {
         assert!(said.contains(reason), "{said}");
     };
     refused(b"no archive", "no archive of an image");
+    let mut broken = Tar::default().file("name\n\u{1b}[2J", "").end();
+    broken[148..156].copy_from_slice(b"checksum");
+    refused(&broken, "name??[2J");
     refused(&archive(&[("a".into(), b"b".to_vec())]), "neither manifest.json nor index.json");
     refused(
         &one(Tar::default().file("a/../../b", "")),
