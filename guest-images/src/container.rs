@@ -3,8 +3,8 @@
 //! configuration, and becomes the root of guests.
 //!
 //! Images are from anywhere, so nothing of one is believed: not a name, a link, a size or a digest. What is unpacked
-//! belongs to the user who runs this program, is executable for nobody else's rights, and lies in a folder that nobody
-//! else can enter. To whom it belongs in the image, and with which permissions, is written down beside it ([`Owners`]).
+//! belongs to the user who runs this program, has no bits for set-user-ID, and lies in a folder that nobody else can
+//! enter. To whom it belongs in the image, and with which permissions, is written down beside it ([`Owners`]).
 
 mod files;
 mod layer;
@@ -14,8 +14,9 @@ mod owners;
 #[cfg(test)]
 mod tests;
 
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io::Read;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -146,7 +147,7 @@ fn unpack(
         ));
     }
     let root = entry.join(ROOT);
-    fs::create_dir(&root).map_err(|error| error.to_string())?;
+    DirBuilder::new().mode(0o700).create(&root).map_err(|error| error.to_string())?;
     let mut unpacking = Unpacking::into(&root)?;
     for (number, (layer, digest)) in manifest.layers.iter().zip(digests).enumerate() {
         let in_layer = |reason: String| format!("layer {}: {reason}", number + 1);

@@ -90,7 +90,7 @@ fn images_in_the_corpus_are_unpacked() {
     for name in ["docker", "oci"] {
         let (folder, input) = (tempfile::tempdir().unwrap(), named("image", name));
         let image = folder.path().join("image");
-        std::fs::write(&image, &input[1..]).unwrap();
+        fs::write(&image, &input[1..]).unwrap();
         guest_images::untrusted::open_image(&image, &folder.path().join("cache")).expect(name);
     }
 }

@@ -284,6 +284,7 @@ fn owners_and_modes_are_those_of_the_image_wherever_the_cache_is() {
     let start = Owned { user: 1000, group: 1001, mode: 0o4511 };
     assert_eq!(owned(&image, "bin/start"), start);
     assert_eq!(owned(&image, "srv"), Owned { user: 0, group: 0, mode: 0o755 });
+    assert_eq!(fs::metadata(&image.root).unwrap().mode() & 0o777, 0o700, "others cannot enter");
     let metadata = fs::metadata(image.root.join("bin/start")).unwrap();
     assert_eq!(
         (metadata.mode() & 0o7777, metadata.mtime()),

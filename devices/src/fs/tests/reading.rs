@@ -92,10 +92,32 @@ fn files_of_the_user_who_runs_tally_belong_to_root_in_the_guest() {
     let meta = fs::metadata(guest.path("mine")).unwrap();
     let entry = guest.look_up(ROOT, c"mine").unwrap();
     assert_eq!((entry.attr.uid, entry.attr.gid), (0, 0));
-    let other = Owner { user: meta.uid().wrapping_add(1), group: meta.gid().wrapping_add(1) };
+    let mut other = Owner::current();
+    (other.user, other.group) = (meta.uid().wrapping_add(1), meta.gid().wrapping_add(1));
     guest.share.server.owner = other;
     let entry = guest.look_up(ROOT, c"mine").unwrap();
     assert_eq!((entry.attr.uid, entry.attr.gid), (meta.uid(), meta.gid()));
+}
+
+#[test]
+fn owners_and_permissions_may_be_kept_elsewhere() {
+    let mut guest = example();
+    for name in ["kept", "other"] {
+        fs::write(guest.path(name), "").unwrap();
+        fs::set_permissions(guest.path(name), fs::Permissions::from_mode(0o700)).unwrap();
+    }
+    let inode = fs::metadata(guest.path("kept")).unwrap().ino();
+    let folder = Host::open_root(&guest.path("")).unwrap();
+    let kept = FileOwner { user: 33, group: 34, mode: 0o4750 };
+    // In any order.
+    let all = vec![(u64::MAX, kept), (inode, kept), (1, kept)];
+    guest.share.server.owner.keep(&folder, all).unwrap();
+    let seen = |guest: &mut Guest, name| {
+        let attr = guest.look_up(ROOT, name).unwrap().attr;
+        (attr.uid, attr.gid, attr.mode)
+    };
+    assert_eq!(seen(&mut guest, c"kept"), (33, 34, 0o10_4750));
+    assert_eq!(seen(&mut guest, c"other"), (0, 0, 0o10_0700));
 }
 
 #[test]
