@@ -125,7 +125,10 @@ impl Cache {
             let _ = fs::remove_dir_all(&unfinished);
             return Err(error);
         }
-        ownership::publish(&unfinished).map_err(Error::io("change the mode of", &unfinished))?;
+        if let Err(error) = ownership::publish(&unfinished) {
+            let _ = fs::remove_dir_all(&unfinished);
+            return Err(Error::io("change the mode of", &unfinished)(error).into());
+        }
         let path = self.root.join(&name);
         // There may be an entry that others could change.
         remove_folder(&path)?;

@@ -14,10 +14,11 @@ mod owners;
 #[cfg(test)]
 mod tests;
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, File};
 use std::io::Read;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -37,6 +38,9 @@ const RECIPE: &str = "1";
 const KEPT: usize = 16;
 const ROOT: &str = "root";
 const OWNERS: &str = "owners";
+const CONFIG: &str = "config";
+/// What the names of images' folders in the cache begin with.
+const PREFIX: &[u8] = b"image-";
 
 /// An unpacked image.
 #[derive(Debug)]
@@ -84,7 +88,14 @@ struct Layers {
 
 /// Returns whether there is an image at a path: an archive, or the folder of an OCI layout.
 pub fn is_image(path: &Path) -> bool {
-    path.is_file() || path.join(manifest::OCI_LAYOUT).is_file() && path.join(manifest::OCI_INDEX).is_file()
+    let is_layout = || path.join(manifest::OCI_LAYOUT).is_file() && path.join(manifest::OCI_INDEX).is_file();
+    path.is_file() || is_layout() && !is_unpacked(path)
+}
+
+/// Returns whether a path is where an image's files are in a cache.
+pub fn is_unpacked(root: &Path) -> bool {
+    let folder = root.parent().and_then(Path::file_name).unwrap_or_default();
+    root.ends_with(ROOT) && folder.as_encoded_bytes().starts_with(PREFIX)
 }
 
 /// Opens an image for an architecture, and unpacks it if it is not in the cache.
@@ -103,14 +114,21 @@ pub fn open(cache: &Cache, path: &Path, arch: Arch, progress: &mut Progress) -> 
     let mut entry = |progress: &mut Progress| {
         cache.entry(&key, progress, |progress, entry| {
             progress.step(format!("unpacking {}", path.display()));
-            unpack(&mut files, &manifest, &configuration, entry, progress).map_err(at)
+            unpack(&mut files, &manifest, &configuration, entry, progress).map_err(at)?;
+            fs::write(entry.join(CONFIG), &bytes).map_err(Error::io("write", entry.join(CONFIG)))
         })
     };
     let read = |folder: &Path| {
         let root = folder.join(ROOT);
+        // The folder's name has a part of the digest only.
+        if fs::read(folder.join(CONFIG)).ok().as_deref() != Some(&bytes[..]) {
+            return Err(format!("{} is another image's", folder.display()));
+        }
         Owners::read(&folder.join(OWNERS), &root).map(|owners| (root, owners))
     };
     let folder = entry(progress)?;
+    // The cache keeps those that were used last.
+    let _ = File::open(&folder).and_then(|folder| folder.set_modified(SystemTime::now()));
     let (root, owners) = match read(&folder) {
         Ok(known) => known,
         // A cache that was copied from another machine, for example.
@@ -122,12 +140,12 @@ pub fn open(cache: &Cache, path: &Path, arch: Arch, progress: &mut Progress) -> 
     Ok(Image { root, owners, config: configuration.config.unwrap_or_default() })
 }
 
-/// Returns to whom the files in a folder belong, if it is the root of an image in the cache.
-pub fn owners(cache: &Cache, root: &Path) -> Option<std::result::Result<Owners, String>> {
-    let folder = root.parent().filter(|_| root.ends_with(ROOT))?;
-    let is_in_cache = fs::canonicalize(cache.root()).is_ok_and(|cache| folder.parent() == Some(&cache));
-    let owners = folder.join(OWNERS);
-    (is_in_cache && owners.is_file()).then(|| Owners::read(&owners, root))
+/// Returns to whom the files in a folder belong, if it is the root of an image in a cache. The error is for the user.
+pub fn owners(root: &Path) -> Option<std::result::Result<Owners, String>> {
+    is_unpacked(root).then(|| {
+        Owners::read(&root.with_file_name(OWNERS), root)
+            .map_err(|reason| format!("the image is not in the cache any more ({reason}): run it once"))
+    })
 }
 
 /// Unpacks all layers. The error is for the user.

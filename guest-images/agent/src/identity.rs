@@ -36,7 +36,10 @@ impl Identity {
         let mut parts = text.splitn(2, |byte| *byte == b':');
         let (name, group) =
             (parts.next().unwrap_or_default(), parts.next().filter(|group| !group.is_empty()));
-        let known = lines(users).find(|user| user.first() == Some(&name) || field(user, 2) == number(name));
+        let by_number = number(name);
+        let is_named = |user: &Vec<&[u8]>| user.len() > 2 && user.first() == Some(&name);
+        let has_number = |user: &Vec<&[u8]>| by_number.is_some() && field(user, 2) == by_number;
+        let known = lines(users).find(|user| is_named(user) || has_number(user));
         let user = known.as_ref().map_or_else(|| number(name), |user| field(user, 2));
         let no =
             |what: &str, name: &[u8]| format!("the guest has no {what} {}", String::from_utf8_lossy(name));
@@ -97,7 +100,8 @@ fn number(text: &[u8]) -> Option<u32> {
 mod tests {
     use super::*;
 
-    const USERS: &[u8] = b"root:x:0:0:root:/root:/bin/sh\nweb:x:33:34:Web:/var/www:/bin/false\n\nbroken\n";
+    const USERS: &[u8] =
+        b"root:x:0:0:root:/root:/bin/sh\n\n# comment\nweb:x:33:34:Web:/var/www:/bin/false\n\nbroken\n";
     const GROUPS: &[u8] = b"root:x:0:\nwww:x:34:\nlogs:x:40:root,web\ndisk:x:6:web\nx:x:y:web\n";
 
     fn find(text: &str) -> std::result::Result<Identity, String> {
@@ -115,7 +119,7 @@ mod tests {
             ("33", identity(33, "/var/www", 34, &[40, 6])),
             ("web:disk", identity(33, "/var/www", 6, &[])),
             ("web:77", identity(33, "/var/www", 77, &[])),
-            ("web:", identity(33, "/var/www", 34, &[])),
+            ("web:", identity(33, "/var/www", 34, &[40, 6])),
             ("1000", identity(1000, "/", 0, &[])),
             ("1000:www", identity(1000, "/", 34, &[])),
             ("root", identity(0, "/root", 0, &[40])),

@@ -23,6 +23,9 @@ const PATH: &str = "/bin:/usr/bin:/sbin:/usr/sbin";
 /// The default working directory.
 const HOME: &str = "/root";
 
+/// The port for reports ([`guest_agent::protocol::REPORT`]).
+const REPORT_PORT: &str = "/dev/vport0p5";
+
 /// A shell's statuses for a program that does not exist, or cannot be executed.
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
@@ -85,6 +88,8 @@ pub fn start(start: &Start, identity: Option<&Identity>, ports: &Ports) -> Resul
     let mut command = Command::new(name);
     prepare(&mut command, start, identity);
     if let Some(identity) = identity {
+        // What reports to the host is part of the command.
+        let _ = std::os::unix::fs::chown(REPORT_PORT, Some(identity.user), None);
         // Programs open their streams by name, too: /dev/stderr.
         for stream in [stdin.as_fd(), stdout.as_fd(), child_stderr.as_fd()] {
             std::os::unix::fs::fchown(stream, Some(identity.user), None)?;

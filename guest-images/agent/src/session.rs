@@ -76,6 +76,10 @@ fn prepare(start: &Start) -> std::result::Result<(), String> {
     root::enter(start)?;
     start.shares.iter().try_for_each(shares::mount)?;
     let directory = Path::new(program::directory(start));
+    // An image may have it where the guest has a folder of its own: /run, /tmp.
+    if start.root.is_some() {
+        let _ = fs::create_dir_all(directory);
+    }
     let reason = match fs::metadata(directory) {
         Ok(found) if found.is_dir() => return Ok(()),
         Ok(_) => io::ErrorKind::NotADirectory.into(),

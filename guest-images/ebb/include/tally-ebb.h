@@ -274,6 +274,7 @@ void tally_ebb_close(int event)
     int slot;
     for (slot = 0; page && slot < TALLY_EBB_SLOTS; slot++)
         if (page->slots[slot].event && page->events[slot] == event) {
+            (void)tally_ebb_stop(event);
             close(event);
             page->slots[slot].event = 0;
         }
@@ -339,7 +340,7 @@ int tally_ebb_stop(int event)
     struct tally_ebb_page *page = tally_ebb_page();
     if (ioctl(event, PERF_EVENT_IOC_DISABLE, 0) != 0)
         return -errno;
-    if (page && (page->control & due) == due)
+    if (page && page->handler == (uint64_t)tally_ebb_entry && (page->control & due) == due)
         tally_ebb_take_waiting(page, __builtin_return_address(0), __builtin_frame_address(0));
     return 0;
 }

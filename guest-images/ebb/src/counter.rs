@@ -195,6 +195,13 @@ impl<'a> Deref for Counter<'a> {
     }
 }
 
+impl Drop for Counter<'_> {
+    /// Stops counting, as [`Self::disable`] does.
+    fn drop(&mut self) {
+        let _ = self.disable();
+    }
+}
+
 impl AsRawFd for Counter<'_> {
     fn as_raw_fd(&self) -> i32 {
         self.file.as_raw_fd()

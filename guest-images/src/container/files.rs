@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Component, Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
 use sha2::{Digest, Sha256};
 
 use super::manifest::Blob;
@@ -74,7 +75,10 @@ impl Files {
         let path = normal(Path::new(name)).ok_or_else(|| format!("the name {name:?} leads out of it"))?;
         let file: Box<dyn Read> = match self {
             Self::Folder(folder) => {
-                let file = File::open(folder.join(&path)).map_err(|error| format!("{name}: {error}"))?;
+                // A link may lead anywhere, and a FIFO may wait for ever.
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+                let file = rustix::fs::open(folder.join(&path), flags, Mode::empty());
+                let file = File::from(file.map_err(|error| format!("{name}: {error}"))?);
                 if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
                     return Err(format!("{name}: not a regular file"));
                 }
@@ -194,12 +198,16 @@ impl Room {
     const PART: u64 = 20;
     /// More files than any image has.
     const INODES: u64 = 5_000_000;
+    /// What each takes at least, beside what is in it.
+    const BLOCK: u64 = 4096;
 
     pub fn of(folder: &Path) -> Result<Self> {
         let free = rustix::fs::statvfs(folder).map_err(|error| error.to_string())?;
         let reserve = Self::RESERVE.min(free.f_blocks.saturating_mul(free.f_frsize) / Self::PART);
         let bytes = free.f_bavail.saturating_mul(free.f_frsize).saturating_sub(reserve);
-        Ok(Self { bytes, inodes: Self::INODES })
+        // Some file systems have no fixed number.
+        let inodes = if free.f_files == 0 { Self::INODES } else { free.f_favail.min(Self::INODES) };
+        Ok(Self { bytes, inodes })
     }
 
     /// Takes some of it.
@@ -213,8 +221,8 @@ impl Room {
 
     /// Takes an inode.
     pub fn take_inode(&mut self) -> Result<()> {
-        self.inodes = self.inodes.checked_sub(1).ok_or("it has more than five million files")?;
-        Ok(())
+        self.inodes = self.inodes.checked_sub(1).ok_or("it has more files than there is room for")?;
+        self.take(Self::BLOCK)
     }
 }
 

@@ -4,7 +4,7 @@
 //! `RESOLVE_IN_ROOT`), and the last part of a path is never followed. Device nodes are left out: a guest has its own.
 
 use std::collections::{BTreeMap, HashSet};
-use std::ffi::{CString, OsStr};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -27,7 +27,7 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 /// The most bytes of a name, a link or a list of attributes.
 const LONGEST: u64 = 1 << 20;
 /// The most parts of a path.
-const DEEPEST: usize = 512;
+const DEEPEST: usize = 256;
 /// The most links to folders that are not there yet, one leading to the other.
 const LINKS: usize = 16;
 const PERMISSIONS: u32 = 0o7777;
@@ -44,6 +44,10 @@ pub struct Unpacking {
     owners: BTreeMap<u64, Owned>,
     pub(super) room: Room,
     devices: usize,
+    /// What the layer that is being unpacked has added: names in folders.
+    added: HashSet<(u64, OsString)>,
+    /// Folders of which it has removed what lower layers have in them.
+    emptied: HashSet<u64>,
 }
 
 /// What the headers before a member say of it.
@@ -69,7 +73,15 @@ impl Unpacking {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = sys::open(root, flags, Mode::empty()).map_err(|error| error.to_string())?;
         let room = Room::of(root)?;
-        Ok(Self { root: opened, path: root.to_owned(), owners: BTreeMap::new(), room, devices: 0 })
+        Ok(Self {
+            root: opened,
+            path: fs::canonicalize(root).map_err(|error| error.to_string())?,
+            owners: BTreeMap::new(),
+            room,
+            devices: 0,
+            added: HashSet::new(),
+            emptied: HashSet::new(),
+        })
     }
 
     /// Unpacks a layer over those before.
@@ -78,7 +90,7 @@ impl Unpacking {
         let entries = archive.entries().map_err(|error| error.to_string())?;
         let mut extension = Extension::default();
         // What this layer has added is not what it removes.
-        let mut added = HashSet::new();
+        (self.added, self.emptied) = (HashSet::new(), HashSet::new());
         for entry in entries.raw(true) {
             let mut entry = entry.map_err(|error| error.to_string())?;
             let header = entry.header().clone();
@@ -105,8 +117,7 @@ impl Unpacking {
                         },
                         modified: header.mtime().unwrap_or(0).try_into().unwrap_or(0),
                     };
-                    self.add(&member, &mut entry, &mut added)
-                        .map_err(|reason| format!("{}: {reason}", shown(&path)))?;
+                    self.add(&member, &mut entry).map_err(|reason| format!("{}: {reason}", shown(&path)))?;
                 }
             }
         }
@@ -129,7 +140,7 @@ impl Unpacking {
         Owners::of(self.owners).write(owners, &self.path)
     }
 
-    fn add(&mut self, member: &Member, content: &mut impl Read, added: &mut HashSet<u64>) -> Result<()> {
+    fn add(&mut self, member: &Member, content: &mut impl Read) -> Result<()> {
         self.room.take_inode()?;
         let parts = parts(member.path)?;
         let Some((&name, above)) = parts.split_last() else {
@@ -138,11 +149,15 @@ impl Unpacking {
         };
         let parent = self.parent(above)?;
         if name.as_bytes() == OPAQUE {
-            return remove_lower(&parent, added);
+            return self.remove_lower(&parent);
         }
         if let Some(name) = name.as_bytes().strip_prefix(WHITEOUT) {
             let name = [OsStr::from_bytes(name)];
-            return if name[0].is_empty() || is_special(name[0]) { Ok(()) } else { remove(&parent, name[0]) };
+            return if name[0].is_empty() || is_special(name[0]) {
+                Ok(())
+            } else {
+                self.remove_if_lower(&parent, name[0])
+            };
         }
         let is_folder = member.kind == EntryType::Directory;
         let found = find(&parent, name)?;
@@ -153,12 +168,12 @@ impl Unpacking {
             None => {}
         }
         match member.kind {
-            EntryType::Directory => make_folder(&parent, name)?,
+            EntryType::Directory => self.make_folder(&parent, name)?,
             EntryType::Regular | EntryType::Continuous => self.write(&parent, name, member, content)?,
             EntryType::Symlink => {
                 sys::symlinkat(member.link, &parent, name).map_err(|error| error.to_string())?;
             }
-            EntryType::Link => return self.link(&parent, name, member.link, added),
+            EntryType::Link => return self.link(&parent, name, member.link),
             EntryType::Fifo => {
                 let mode = Mode::from_raw_mode(OWN_FILE);
                 sys::mknodat(&parent, name, FileType::Fifo, mode, 0).map_err(|error| error.to_string())?;
@@ -174,7 +189,7 @@ impl Unpacking {
         if is_folder {
             set_mode(&parent, name, member.owned.mode | OWN_FOLDER)?;
         }
-        added.insert(stat.stx_ino);
+        self.note_added(&parent, name)?;
         self.note(stat.stx_ino, member.owned)
     }
 
@@ -212,7 +227,8 @@ impl Unpacking {
                         self.open(&place).map_err(|error| error.to_string())?
                     } else {
                         self.room.take_inode()?;
-                        make_folder(&at, part)?;
+                        self.make_folder(&at, part)?;
+                        self.note_added(&at, part)?;
                         let made = self.open(&place).map_err(|error| error.to_string())?;
                         self.note(stat(&made)?.stx_ino, Owned { user: 0, group: 0, mode: 0o755 })?;
                         made
@@ -228,7 +244,13 @@ impl Unpacking {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        sys::openat2(&self.root, path, flags, Mode::empty(), inside)
+        loop {
+            match sys::openat2(&self.root, path, flags, Mode::empty(), inside) {
+                // Something else has been renamed or mounted meanwhile, anywhere.
+                Err(Errno::AGAIN) => {}
+                opened => return opened,
+            }
+        }
     }
 
     fn write(
@@ -255,13 +277,7 @@ impl Unpacking {
     }
 
     /// Makes another name of a file that the image has already.
-    fn link(
-        &mut self,
-        parent: &OwnedFd,
-        name: &OsStr,
-        target: &[u8],
-        added: &mut HashSet<u64>,
-    ) -> Result<()> {
+    fn link(&mut self, parent: &OwnedFd, name: &OsStr, target: &[u8]) -> Result<()> {
         let to = parts(target)?;
         let missing = || format!("it is a link to {}, which the image does not have", shown(target));
         let (old, above) = to.split_last().ok_or_else(missing)?;
@@ -272,7 +288,58 @@ impl Unpacking {
             return Err("it is a link to a folder".to_owned());
         }
         sys::linkat(&from, *old, parent, name, AtFlags::empty()).map_err(|error| error.to_string())?;
-        added.insert(stat.stx_ino);
+        self.note_added(parent, name)
+    }
+
+    fn note_added(&mut self, parent: &OwnedFd, name: &OsStr) -> Result<()> {
+        self.added.insert((stat(parent)?.stx_ino, name.to_owned()));
+        Ok(())
+    }
+
+    fn make_folder(&self, parent: &OwnedFd, name: &OsStr) -> Result<()> {
+        // By way of links, a folder may be deeper than any path says.
+        let place = fs::read_link(descriptor(parent)).map_err(|error| error.to_string())?;
+        let depth = place.strip_prefix(&self.path).map_or(0, |inside| inside.components().count());
+        if depth >= DEEPEST {
+            return Err(format!("it has folders more than {DEEPEST} deep"));
+        }
+        match sys::mkdirat(parent, name, Mode::from_raw_mode(OWN_FOLDER | 0o055)) {
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Removes what lower layers have under a name.
+    fn remove_if_lower(&mut self, parent: &OwnedFd, name: &OsStr) -> Result<()> {
+        let Some(found) = find(parent, name)? else { return Ok(()) };
+        if !self.added.contains(&(stat(parent)?.stx_ino, name.to_owned())) {
+            return remove(parent, name);
+        }
+        if kind(&found) != FileType::Directory {
+            return Ok(());
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let folder = sys::openat(parent, name, flags, Mode::empty()).map_err(|error| error.to_string())?;
+        self.remove_lower(&folder)
+    }
+
+    /// Removes what lower layers have in a folder, and in what this layer has added there. Once for each folder: all
+    /// that comes later is this layer's.
+    fn remove_lower(&mut self, folder: &OwnedFd) -> Result<()> {
+        if !self.emptied.insert(stat(folder)?.stx_ino) {
+            return Ok(());
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = sys::openat(folder, c".", flags, Mode::empty()).map_err(|error| error.to_string())?;
+        let entries: Vec<CString> = sys::Dir::new(opened)
+            .and_then(|entries| {
+                entries.map(|entry| entry.map(|entry| entry.file_name().to_owned())).collect()
+            })
+            .map_err(|error: Errno| error.to_string())?;
+        let names = entries.iter().map(|name| OsStr::from_bytes(name.as_bytes()));
+        for name in names.filter(|name| !is_special(name)) {
+            self.remove_if_lower(folder, name)?;
+        }
         Ok(())
     }
 }
@@ -281,10 +348,8 @@ impl Extension {
     /// Takes what a PAX header says (pax(1), "pax Extended Header").
     fn add(&mut self, header: &[u8]) -> Result<()> {
         let number = |value: &[u8]| std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
-        for record in tar::PaxExtensions::new(header) {
-            let record = record.map_err(|error| error.to_string())?;
-            let value = record.value_bytes();
-            match record.key_bytes() {
+        for (key, value) in records(header).ok_or("it has broken attributes")? {
+            match key {
                 b"path" => self.path = Some(value.to_vec()),
                 b"linkpath" => self.link = Some(value.to_vec()),
                 b"uid" => self.user = number(value),
@@ -299,6 +364,22 @@ impl Extension {
         }
         Ok(())
     }
+}
+
+/// Returns the records of a PAX header: the length of each in decimal digits, a blank, key, `=`, value, and a newline.
+/// A value may have newlines, too.
+fn records(mut header: &[u8]) -> Option<Vec<(&[u8], &[u8])>> {
+    let mut records = Vec::new();
+    while !header.is_empty() {
+        let blank = header.iter().position(|byte| *byte == b' ')?;
+        let length: usize = std::str::from_utf8(&header[..blank]).ok()?.parse().ok()?;
+        let (record, rest) = header.split_at_checked(length)?;
+        let record = record.get(blank + 1..)?.strip_suffix(b"\n")?;
+        let equals = record.iter().position(|byte| *byte == b'=')?;
+        records.push((&record[..equals], &record[equals + 1..]));
+        header = rest;
+    }
+    Some(records)
 }
 
 /// Returns the parts of a path.
@@ -366,13 +447,6 @@ fn find(parent: &OwnedFd, name: &OsStr) -> Result<Option<Statx>> {
     }
 }
 
-fn make_folder(parent: &OwnedFd, name: &OsStr) -> Result<()> {
-    match sys::mkdirat(parent, name, Mode::from_raw_mode(OWN_FOLDER | 0o055)) {
-        Ok(()) | Err(Errno::EXIST) => Ok(()),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
 /// Sets the mode of a folder, which is no link: the caller has just looked, and nobody else is here.
 fn set_mode(parent: &OwnedFd, name: &OsStr, mode: u32) -> Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -380,31 +454,20 @@ fn set_mode(parent: &OwnedFd, name: &OsStr, mode: u32) -> Result<()> {
     sys::fchmod(folder, Mode::from_raw_mode(mode & 0o777)).map_err(|error| error.to_string())
 }
 
+/// Returns the path of a descriptor in this process.
+fn descriptor(file: &OwnedFd) -> PathBuf {
+    Path::new("/proc/self/fd").join(file.as_raw_fd().to_string())
+}
+
 /// Removes what has this name in a folder, with all that is below it.
 fn remove(parent: &OwnedFd, name: &OsStr) -> Result<()> {
     let Some(stat) = find(parent, name)? else { return Ok(()) };
     let removed = if kind(&stat) == FileType::Directory {
         // It does not follow links either.
-        let place = Path::new("/proc/self/fd").join(parent.as_raw_fd().to_string()).join(name);
+        let place = descriptor(parent).join(name);
         fs::remove_dir_all(place).map_err(|error| error.to_string())
     } else {
         sys::unlinkat(parent, name, AtFlags::empty()).map_err(|error| error.to_string())
     };
     removed
-}
-
-/// Removes what is in a folder, but for what this layer has added.
-fn remove_lower(folder: &OwnedFd, added: &HashSet<u64>) -> Result<()> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = sys::openat(folder, c".", flags, Mode::empty()).map_err(|error| error.to_string())?;
-    let entries: Vec<CString> = sys::Dir::new(opened)
-        .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.file_name().to_owned())).collect())
-        .map_err(|error: Errno| error.to_string())?;
-    for name in entries.iter().map(|name| OsStr::from_bytes(name.as_bytes())).filter(|name| !is_special(name))
-    {
-        if find(folder, name)?.is_some_and(|stat| !added.contains(&stat.stx_ino)) {
-            remove(folder, name)?;
-        }
-    }
-    Ok(())
 }

@@ -196,6 +196,8 @@ fn layers() -> Vec<Vec<u8>> {
         .file("etc/gone", "gone")
         .file("etc/kept", "kept")
         .file("opaque/below", "below")
+        .file("opaque/kept/below", "below")
+        .file("opaque/made/below", "below")
         .file("was-file", "file")
         .file("was-folder/inner", "inner")
         .hard_link("etc/also-kept", "etc/kept")
@@ -204,7 +206,12 @@ fn layers() -> Vec<Vec<u8>> {
         // Debian's images have /lib as a link, and layers that say "lib/...".
         .file("lib/new", "new")
         .file("etc/.wh.gone", "")
+        // Before what removes what is below them, and with names of their own in it.
         .file("opaque/above", "above")
+        .folder("opaque/kept")
+        .file("opaque/kept/above", "above")
+        .file("opaque/made/above", "above")
+        .member("x", EntryType::XHeader, "", b"29 SCHILY.xattr.user.a=b\nc=\xff\n", (0, 0))
         .file("opaque/.wh..wh..opq", "")
         .folder("was-file")
         .file("was-file/now", "folder")
@@ -227,6 +234,10 @@ fn expected() -> BTreeMap<String, String> {
         ("etc/also-kept", "kept"),
         ("opaque", "/"),
         ("opaque/above", "above"),
+        ("opaque/kept", "/"),
+        ("opaque/kept/above", "above"),
+        ("opaque/made", "/"),
+        ("opaque/made/above", "above"),
         ("was-file", "/"),
         ("was-file/now", "folder"),
         ("was-folder", "file"),
@@ -352,6 +363,17 @@ fn what_cannot_be_an_image_is_refused_in_one_line() {
     );
     refused(&one(Tar::default().hard_link("a", "../etc/passwd")), "leads out of the image");
     refused(&one(Tar::default().folder("a").hard_link("b", "a")), "a link to a folder");
+    // By way of links, deeper than any path says.
+    let down = ["d"; 40].join("/");
+    let deep = (0..8).fold(Tar::default(), |layer, step| {
+        let (from, to) = if step == 0 {
+            (String::new(), down.clone())
+        } else {
+            (format!("l{step}/"), format!("l{step}/{down}"))
+        };
+        layer.folder(&format!("{from}{down}")).link(&format!("l{}", step + 1), &to)
+    });
+    refused(&one(deep), "folders more than 256 deep");
     refused(&one(Tar::default().member("a", EntryType::XHeader, "", b"999999 path=", (0, 0))), "layer 1: ");
     let long = vec![b'x'; 2 << 20];
     refused(
@@ -416,7 +438,7 @@ fn indexes_in_indexes_have_an_end() {
 fn a_bomb_ends_where_there_is_no_more_room() {
     let place = Place::new();
     let mut unpacking = Unpacking::into(place.0.path()).unwrap();
-    unpacking.room.bytes = 1000;
+    unpacking.room.bytes = 2 * 4096 + 1000;
     let layer = Tar::default().file("a", &"x".repeat(600)).file("b", &"x".repeat(600)).end();
     let reason = unpacking.apply(&mut &layer[..]).unwrap_err();
     assert!(reason.starts_with("b: unpacked, it would fill the file system"), "{reason}");

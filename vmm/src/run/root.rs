@@ -83,8 +83,7 @@ pub fn open(options: &Run, shares: usize) -> Result<Option<OpenedRoot>> {
     // If it is not there, opening it says so.
     let path = fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
     let mounts = if options.root_mounts { Mounts::Seen } else { Mounts::Hidden };
-    let cache = Cache::open();
-    let owners = cache.as_ref().ok().and_then(|cache| container::owners(cache, &path));
+    let owners = container::owners(&path);
     // An image is in the cache, and has nothing of Tally's in it.
     let hidden = if owners.is_some() { Vec::new() } else { hidden() };
     if hidden.iter().any(|hidden| path.starts_with(hidden)) {
