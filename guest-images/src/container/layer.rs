@@ -312,15 +312,21 @@ impl Unpacking {
     /// Removes what lower layers have under a name.
     fn remove_if_lower(&mut self, parent: &OwnedFd, name: &OsStr) -> Result<()> {
         let Some(found) = find(parent, name)? else { return Ok(()) };
-        if !self.added.contains(&(stat(parent)?.stx_ino, name.to_owned())) {
-            return remove(parent, name);
-        }
+        let is_added = self.added.contains(&(stat(parent)?.stx_ino, name.to_owned()));
         if kind(&found) != FileType::Directory {
-            return Ok(());
+            return if is_added { Ok(()) } else { remove(parent, name) };
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let folder = sys::openat(parent, name, flags, Mode::empty()).map_err(|error| error.to_string())?;
-        self.remove_lower(&folder)
+        self.remove_lower(&folder)?;
+        if is_added {
+            return Ok(());
+        }
+        match sys::unlinkat(parent, name, AtFlags::REMOVEDIR) {
+            // This layer has added something in it.
+            Ok(()) | Err(Errno::NOTEMPTY) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     /// Removes what lower layers have in a folder, and in what this layer has added there. Once for each folder: all
