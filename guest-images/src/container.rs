@@ -129,13 +129,12 @@ pub fn open(cache: &Cache, path: &Path, arch: Arch, progress: &mut Progress) -> 
     let folder = entry(progress)?;
     // The cache keeps those that were used last.
     let _ = File::open(&folder).and_then(|folder| folder.set_modified(SystemTime::now()));
-    let (root, owners) = match read(&folder) {
-        Ok(known) => known,
+    let (root, owners) = if let Ok(known) = read(&folder) {
+        known
+    } else {
         // A cache that was copied from another machine, for example.
-        Err(_) => {
-            remove_folder(&folder)?;
-            read(&entry(progress)?).map_err(at)?
-        }
+        remove_folder(&folder)?;
+        read(&entry(progress)?).map_err(at)?
     };
     Ok(Image { root, owners, config: configuration.config.unwrap_or_default() })
 }

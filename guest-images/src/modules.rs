@@ -171,7 +171,7 @@ pub fn content(path: &Path) -> Result<Vec<u8>> {
 fn decompress(path: &Path) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
     let file = BufReader::new(File::open(path)?);
-    decompress::reader(&path.to_string_lossy(), file)?.read_to_end(&mut content)?;
+    decompress::reader(&path.to_string_lossy(), file).read_to_end(&mut content)?;
     Ok(content)
 }
 

@@ -20,9 +20,16 @@ const NAME_CACHE_SECONDS: u64 = 1 << 28;
 pub struct Owner {
     pub user: u32,
     pub group: u32,
-    /// The file system on which files have owners that are kept elsewhere, and these, in the order of the inodes'
-    /// numbers.
-    kept: Option<((u32, u32), Vec<(u64, FileOwner)>)>,
+    kept: Option<KeptOwners>,
+}
+
+/// Owners that are kept elsewhere than the files.
+#[derive(Debug, Clone)]
+struct KeptOwners {
+    /// The file system with these files.
+    on: (u32, u32),
+    /// In the order of the inodes' numbers.
+    inodes: Vec<(u64, FileOwner)>,
 }
 
 /// The owner, the group and the permissions of a file as the guest sees them, whatever they are on the host.
@@ -47,7 +54,7 @@ impl Owner {
         if !kept.is_empty() {
             kept.sort_unstable_by_key(|(inode, _)| *inode);
             let stat = host::stat(directory)?;
-            self.kept = Some(((stat.stx_dev_major, stat.stx_dev_minor), kept));
+            self.kept = Some(KeptOwners { on: (stat.stx_dev_major, stat.stx_dev_minor), inodes: kept });
         }
         Ok(())
     }
@@ -56,10 +63,10 @@ impl Owner {
     fn guests(&self, stat: &Statx) -> (u32, u32, u32) {
         const PERMISSIONS: u32 = 0o7777;
         let mode = u32::from(stat.stx_mode);
-        let kept = self.kept.as_ref().filter(|(on, _)| *on == (stat.stx_dev_major, stat.stx_dev_minor));
-        let kept = kept.and_then(|(_, kept)| {
-            let at = kept.binary_search_by_key(&stat.stx_ino, |(inode, _)| *inode).ok()?;
-            kept.get(at).map(|(_, kept)| kept)
+        let kept = self.kept.as_ref().filter(|kept| kept.on == (stat.stx_dev_major, stat.stx_dev_minor));
+        let kept = kept.and_then(|KeptOwners { inodes, .. }| {
+            let at = inodes.binary_search_by_key(&stat.stx_ino, |(inode, _)| *inode).ok()?;
+            inodes.get(at).map(|(_, kept)| kept)
         });
         if let Some(kept) = kept {
             return (kept.user, kept.group, mode & !PERMISSIONS | kept.mode & PERMISSIONS);

@@ -144,8 +144,13 @@ impl<R: Read> Hashed<R> {
     pub fn finish(mut self, digest: &str) -> Result<()> {
         io::copy(&mut self, &mut io::sink()).map_err(|error| error.to_string())?;
         let expected = digest.strip_prefix("sha256:").unwrap_or(digest);
-        let found: String = self.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        if found == expected { Ok(()) } else { Err(format!("its digest is not {digest}")) }
+        let found = self.hash.finalize();
+        let digit = |at: usize| char::from_digit(u32::from(found[at / 2] >> (4 - at % 2 * 4) & 0xf), 16);
+        if (0..2 * found.len()).filter_map(digit).eq(expected.chars()) {
+            Ok(())
+        } else {
+            Err(format!("its digest is not {digest}"))
+        }
     }
 }
 
@@ -160,7 +165,7 @@ impl<R: Read> Read for Hashed<R> {
 /// Returns a reader of what is compressed, by its first bytes.
 pub fn decompressed<'a>(file: &'a mut (impl BufRead + 'a)) -> io::Result<Box<dyn Read + 'a>> {
     let name = extension(file.fill_buf()?).unwrap_or_default();
-    decompress::reader(name, file)
+    Ok(decompress::reader(name, file))
 }
 
 /// Returns the extension of files that begin like this, if they are compressed.
@@ -234,7 +239,7 @@ fn members(file: &mut File) -> Result<BTreeMap<PathBuf, Member>> {
     for entry in archive.entries_with_seek().map_err(no_archive)?.raw(true) {
         let entry = entry.map_err(no_archive)?;
         let Some(path) = entry.path().ok().and_then(|path| normal(&path)) else { continue };
-        let target = || entry.link_name().ok().flatten().map(|target| target.into_owned());
+        let target = || entry.link_name().ok().flatten().map(std::borrow::Cow::into_owned);
         let member = match entry.header().entry_type() {
             tar::EntryType::Regular => Member::File { offset: entry.raw_file_position(), size: entry.size() },
             tar::EntryType::Link => Member::Link(target().unwrap_or_default()),

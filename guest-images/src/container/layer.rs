@@ -71,13 +71,11 @@ struct Member<'a> {
 impl Unpacking {
     pub fn into(root: &Path) -> Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let opened = sys::open(root, flags, Mode::empty()).map_err(|error| error.to_string())?;
-        let room = Room::of(root)?;
         Ok(Self {
-            root: opened,
+            root: sys::open(root, flags, Mode::empty()).map_err(|error| error.to_string())?,
             path: fs::canonicalize(root).map_err(|error| error.to_string())?,
             owners: BTreeMap::new(),
-            room,
+            room: Room::of(root)?,
             devices: 0,
             added: HashSet::new(),
             emptied: HashSet::new(),
@@ -145,7 +143,8 @@ impl Unpacking {
         let parts = parts(member.path)?;
         let Some((&name, above)) = parts.split_last() else {
             // The image's root itself.
-            return self.note(stat(&self.root)?.stx_ino, member.owned);
+            self.note(stat(&self.root)?.stx_ino, member.owned);
+            return Ok(());
         };
         let parent = self.parent(above)?;
         if name.as_bytes() == OPAQUE {
@@ -190,12 +189,12 @@ impl Unpacking {
             set_mode(&parent, name, member.owned.mode | OWN_FOLDER)?;
         }
         self.note_added(&parent, name)?;
-        self.note(stat.stx_ino, member.owned)
+        self.note(stat.stx_ino, member.owned);
+        Ok(())
     }
 
-    fn note(&mut self, inode: u64, owned: Owned) -> Result<()> {
+    fn note(&mut self, inode: u64, owned: Owned) {
         self.owners.insert(inode, owned);
-        Ok(())
     }
 
     /// Opens a folder of the image, following links inside of it. Makes those that are not there.
@@ -230,7 +229,7 @@ impl Unpacking {
                         self.make_folder(&at, part)?;
                         self.note_added(&at, part)?;
                         let made = self.open(&place).map_err(|error| error.to_string())?;
-                        self.note(stat(&made)?.stx_ino, Owned { user: 0, group: 0, mode: 0o755 })?;
+                        self.note(stat(&made)?.stx_ino, Owned { user: 0, group: 0, mode: 0o755 });
                         made
                     }
                 }
@@ -468,12 +467,11 @@ fn descriptor(file: &OwnedFd) -> PathBuf {
 /// Removes what has this name in a folder, with all that is below it.
 fn remove(parent: &OwnedFd, name: &OsStr) -> Result<()> {
     let Some(stat) = find(parent, name)? else { return Ok(()) };
-    let removed = if kind(&stat) == FileType::Directory {
+    if kind(&stat) == FileType::Directory {
         // It does not follow links either.
         let place = descriptor(parent).join(name);
         fs::remove_dir_all(place).map_err(|error| error.to_string())
     } else {
         sys::unlinkat(parent, name, AtFlags::empty()).map_err(|error| error.to_string())
-    };
-    removed
+    }
 }

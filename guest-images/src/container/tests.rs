@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 
@@ -10,7 +11,11 @@ use tempfile::TempDir;
 use super::*;
 
 fn hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    let mut text = String::new();
+    for byte in Sha256::digest(bytes) {
+        write!(text, "{byte:02x}").unwrap();
+    }
+    text
 }
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {

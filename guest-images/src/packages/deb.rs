@@ -14,8 +14,7 @@ const HEADER: usize = 60;
 pub fn unpack(deb: &Path, into: &Path) -> Result<()> {
     let mut file = BufReader::new(File::open(deb).map_err(Error::io("open", deb))?);
     let (name, size) = find_data(&mut file).map_err(Error::io("unpack", deb))?;
-    let data = decompress::reader(&name, file.take(size)).map_err(Error::io("unpack", deb))?;
-    unpack_tar(data, into).map_err(Error::io("unpack", deb))
+    unpack_tar(decompress::reader(&name, file.take(size)), into).map_err(Error::io("unpack", deb))
 }
 
 /// Moves to the start of the archive with the files. Returns its name and size.

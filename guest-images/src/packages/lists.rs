@@ -285,7 +285,8 @@ fn decompressed(path: &Path, size: u64) -> Result<String> {
     let name = path.to_string_lossy();
     let mut text = String::new();
     decompress::reader(&name, BufReader::new(file))
-        .and_then(|reader| reader.take(size).read_to_string(&mut text))
+        .take(size)
+        .read_to_string(&mut text)
         .map_err(Error::io("decompress", path))?;
     Ok(text)
 }
