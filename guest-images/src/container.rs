@@ -15,7 +15,6 @@ mod owners;
 mod tests;
 
 use std::fs::{self, DirBuilder, File};
-use std::io::Read;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -194,15 +193,4 @@ pub(crate) fn unpack_layers(layers: &[&[u8]], root: &Path) -> std::result::Resul
 /// Returns a text that may have names of an image in it as it is printed.
 fn one_line(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { '?' } else { char }).collect()
-}
-
-/// Reads all of a small file. The error is for the user.
-fn read_small(mut from: impl Read, most: u64) -> std::result::Result<Vec<u8>, String> {
-    let mut bytes = Vec::new();
-    from.by_ref().take(most).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-    match from.read(&mut [0]) {
-        Ok(0) => Ok(bytes),
-        Ok(_) => Err(format!("it has more than {most} bytes")),
-        Err(error) => Err(error.to_string()),
-    }
 }

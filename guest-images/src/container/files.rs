@@ -8,8 +8,6 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use sha2::{Digest, Sha256};
 
-use super::manifest::Blob;
-use super::read_small;
 use crate::cache::Cache;
 use crate::decompress;
 use crate::progress::Progress;
@@ -22,6 +20,14 @@ const MEMBERS: usize = 100_000;
 const LINKS: usize = 8;
 
 type Result<T> = std::result::Result<T, String>;
+
+/// A file of an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Blob {
+    pub name: String,
+    /// Its digest, if it is known where the file is named.
+    pub digest: Option<String>,
+}
 
 /// The files of a saved image.
 pub enum Files {
@@ -281,4 +287,15 @@ fn normal(path: &Path) -> Option<PathBuf> {
         }
     }
     Some(normal)
+}
+
+/// Reads all of a small file. The error is for the user.
+pub fn read_small(mut from: impl Read, most: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.by_ref().take(most).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    match from.read(&mut [0]) {
+        Ok(0) => Ok(bytes),
+        Ok(_) => Err(format!("it has more than {most} bytes")),
+        Err(error) => Err(error.to_string()),
+    }
 }

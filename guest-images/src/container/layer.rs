@@ -17,9 +17,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use tar::EntryType;
 
-use super::files::Room;
+use super::files::{Room, read_small};
 use super::owners::{Owned, Owners};
-use super::read_small;
 
 /// Names that stand for what a layer removes: this before a name, or for all that lower layers have in a folder.
 const WHITEOUT: &[u8] = b".wh.";

@@ -3,7 +3,7 @@
 
 use serde::Deserialize;
 
-use super::files::Files;
+use super::files::{Blob, Files};
 use crate::release::Arch;
 
 pub const OCI_LAYOUT: &str = "oci-layout";
@@ -15,14 +15,6 @@ const DEPTH: usize = 4;
 const LAYERS: usize = 1024;
 
 type Result<T> = std::result::Result<T, String>;
-
-/// A file of an image.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Blob {
-    pub name: String,
-    /// Its digest, if it is known where the file is named.
-    pub digest: Option<String>,
-}
 
 /// The files that an image consists of.
 #[derive(Debug, PartialEq, Eq)]

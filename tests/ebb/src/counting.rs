@@ -53,8 +53,8 @@ pub fn stands_still() -> Verdict {
     Ok(format!("{count} instructions"))
 }
 
-/// A handler takes the same number of instructions each time; all others are those of the loop. The last overflow is far
-/// from the end, so that its handler is counted, too.
+/// A handler takes the same number of instructions each time; all others are those of the loop. The last overflow is
+/// far from the end, so that its handler is counted, too.
 pub fn instructions() -> Verdict {
     const PERIOD: u64 = 100_000;
     let branches = SEEN.branched()?;
