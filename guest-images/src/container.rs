@@ -24,7 +24,7 @@ use sha2::{Digest, Sha256};
 
 use crate::cache::{Cache, Key, remove_folder};
 use crate::error::{Error, Result};
-use crate::progress::Progress;
+use crate::progress::{Progress, printable};
 use crate::release::Arch;
 use files::Files;
 use layer::Unpacking;
@@ -91,15 +91,20 @@ pub fn is_image(path: &Path) -> bool {
     path.is_file() || is_layout() && !is_unpacked(path)
 }
 
-/// Returns whether a path is where an image's files are in a cache.
-pub fn is_unpacked(root: &Path) -> bool {
+/// Returns whether a path is where an image's files are in a cache. Its name alone says nothing: anybody may have such a
+/// folder.
+fn is_unpacked(root: &Path) -> bool {
+    is_named_as_one(root) && root.with_file_name(OWNERS).is_file()
+}
+
+fn is_named_as_one(root: &Path) -> bool {
     let folder = root.parent().and_then(Path::file_name).unwrap_or_default();
     root.ends_with(ROOT) && folder.as_encoded_bytes().starts_with(PREFIX)
 }
 
 /// Opens an image for an architecture, and unpacks it if it is not in the cache.
 pub fn open(cache: &Cache, path: &Path, arch: Arch, progress: &mut Progress) -> Result<Image> {
-    let at = |reason: String| Error::Image { path: path.to_owned(), reason: one_line(&reason) };
+    let at = |reason: String| Error::Image { path: path.to_owned(), reason: printable(&reason) };
     let mut files = Files::open(path, cache, progress).map_err(at)?;
     let manifest = Manifest::of(&mut files, arch).map_err(at)?;
     let bytes = files.document(&manifest.config).map_err(at)?;
@@ -140,10 +145,11 @@ pub fn open(cache: &Cache, path: &Path, arch: Arch, progress: &mut Progress) -> 
 
 /// Returns to whom the files in a folder belong, if it is the root of an image in a cache. The error is for the user.
 pub fn owners(root: &Path) -> Option<std::result::Result<Owners, String>> {
-    is_unpacked(root).then(|| {
-        Owners::read(&root.with_file_name(OWNERS), root)
-            .map_err(|reason| format!("the image is not in the cache any more ({reason}): run it once"))
-    })
+    if is_unpacked(root) {
+        return Some(Owners::read(&root.with_file_name(OWNERS), root));
+    }
+    let is_gone = is_named_as_one(root) && !root.exists();
+    is_gone.then(|| Err("the image is not in the cache any more: run it once".to_owned()))
 }
 
 /// Unpacks all layers. The error is for the user.
@@ -187,10 +193,5 @@ fn unpack(
 /// Unpacks layers into an empty folder, whatever they are. For the fuzz targets.
 pub(crate) fn unpack_layers(layers: &[&[u8]], root: &Path) -> std::result::Result<(), String> {
     let mut unpacking = Unpacking::into(root)?;
-    layers.iter().try_for_each(|layer| unpacking.apply(&mut &layer[..])).map_err(|reason| one_line(&reason))
-}
-
-/// Returns a text that may have names of an image in it as it is printed.
-fn one_line(text: &str) -> String {
-    text.chars().map(|char| if char.is_control() { '?' } else { char }).collect()
+    layers.iter().try_for_each(|layer| unpacking.apply(&mut &layer[..])).map_err(|reason| printable(&reason))
 }

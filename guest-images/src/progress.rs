@@ -251,8 +251,8 @@ fn left(elapsed: Duration, done: u64, total: u64) -> Option<Duration> {
     (elapsed >= TELLING && seconds > 0).then_some(Duration::from_secs(seconds))
 }
 
-/// Replaces control characters: texts may quote what a mirror or an index of packages says.
-fn printable(text: &str) -> String {
+/// Replaces control characters: texts may quote what a mirror, an index of packages or an image says.
+pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 

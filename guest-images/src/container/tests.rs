@@ -316,6 +316,17 @@ fn owners_and_modes_are_those_of_the_image_wherever_the_cache_is() {
     assert_eq!((tree(&again.root), owned(&again, "bin/start")), (expected(), start));
 }
 
+#[test]
+fn a_folder_that_is_named_like_an_images_is_an_ordinary_one() {
+    let place = Place::new();
+    let image = place.open(&archive(&docker(&layers()))).unwrap();
+    assert!(owners(&image.root).is_some_and(|owners| owners == Ok(image.owners)));
+    let other = place.0.path().join("image-of-mine/root");
+    assert!(owners(&other).is_some_and(|owners| owners.unwrap_err().contains("not in the cache any more")));
+    fs::create_dir_all(&other).unwrap();
+    assert_eq!(owners(&other), None);
+}
+
 /// Nothing of an image is ever outside of its folder.
 #[test]
 fn links_lead_nowhere_but_into_the_image() {
