@@ -91,8 +91,8 @@ pub fn is_image(path: &Path) -> bool {
     path.is_file() || is_layout() && !is_unpacked(path)
 }
 
-/// Returns whether a path is where an image's files are in a cache. Its name alone says nothing: anybody may have such a
-/// folder.
+/// Returns whether a path is where an image's files are in a cache. Its name alone says nothing: anybody may have such
+/// a folder.
 fn is_unpacked(root: &Path) -> bool {
     is_named_as_one(root) && root.with_file_name(OWNERS).is_file()
 }
