@@ -95,6 +95,7 @@ enum Cause {
 pub struct Share {
     server: Server,
     reply: Reply,
+    held: Option<std::fs::File>,
 }
 
 /// The state that requests work on.
@@ -189,7 +190,12 @@ impl Share {
             handles: Handles::new(limits.descriptors / Handles::DESCRIPTORS),
             kept: Kept::default(),
         };
-        Ok(Self { server, reply: Reply::new() })
+        Ok(Self { server, reply: Reply::new(), held: None })
+    }
+
+    /// Keeps a file open as long as the share is, for its lock.
+    pub fn hold(&mut self, file: std::fs::File) {
+        self.held = Some(file);
     }
 
     /// Drops all inodes and handles of the guest, after the guest has restarted.

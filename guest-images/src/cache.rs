@@ -137,7 +137,14 @@ impl Cache {
         Ok(path)
     }
 
-    /// Removes all but the newest entries of a kind.
+    /// Keeps an entry from being removed as an old one, until the file is closed.
+    pub fn hold(entry: &Path) -> Result<File> {
+        let folder = File::open(entry).map_err(Error::io("open", entry))?;
+        folder.try_lock_shared().map_err(|error| Error::io("lock", entry)(error.into()))?;
+        Ok(folder)
+    }
+
+    /// Removes all but the newest entries of a kind, and those that are [held](Self::hold).
     fn remove_old(&self, key: &Key) {
         let is_of_kind = |path: &Path| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -153,8 +160,11 @@ impl Cache {
         entries.sort();
         entries.truncate(entries.len().saturating_sub(key.kept));
         for (_, path) in entries {
-            // A failure to remove an old entry is not an error.
-            let _ = fs::remove_dir_all(path);
+            let Ok(folder) = File::open(&path) else { continue };
+            if folder.try_lock().is_ok() {
+                // A failure to remove an old entry is not an error.
+                let _ = fs::remove_dir_all(path);
+            }
         }
     }
 
@@ -289,6 +299,12 @@ mod tests {
         let kept: Vec<bool> = entries.iter().map(|path| path.exists()).collect();
         assert_eq!(kept[..2], [false, false]);
         assert!(kept[2..].iter().all(|kept| *kept) && other.exists());
+        let held = Cache::hold(&entries[2]).unwrap();
+        build(KEPT + 2);
+        assert!(entries[2].exists());
+        drop(held);
+        build(KEPT + 3);
+        assert!(!entries[2].exists());
     }
 
     fn allow(path: &Path, mode: u32) {

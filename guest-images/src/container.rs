@@ -105,6 +105,12 @@ fn is_named_as_one(root: &Path) -> bool {
 /// Opens an image for an architecture, and unpacks it if it is not in the cache.
 pub fn open(cache: &Cache, path: &Path, arch: Arch, progress: &mut Progress) -> Result<Image> {
     let at = |reason: String| Error::Image { path: path.to_owned(), reason: printable(&reason) };
+    let archive = files::identity(path).map(|identity| {
+        Key::new("archive").keep(KEPT).with(RECIPE).with(manifest::architecture(arch)).with(identity)
+    });
+    if let Some(image) = archive.as_ref().and_then(|archive| known(cache, archive)) {
+        return Ok(image);
+    }
     let mut files = Files::open(path, cache, progress).map_err(at)?;
     let manifest = Manifest::of(&mut files, arch).map_err(at)?;
     let bytes = files.document(&manifest.config).map_err(at)?;
@@ -114,39 +120,74 @@ pub fn open(cache: &Cache, path: &Path, arch: Arch, progress: &mut Progress) -> 
     if !configuration.architecture.is_empty() && configuration.architecture != known {
         return Err(at(format!("it is for {}, and this machine runs {known}", configuration.architecture)));
     }
-    let key = Key::new("image").keep(KEPT).with(RECIPE).with(Sha256::digest(&bytes));
+    let key = key(&bytes);
     let mut entry = |progress: &mut Progress| {
         cache.entry(&key, progress, |progress, entry| {
             progress.step(format!("unpacking {}", path.display()));
             unpack(&mut files, &manifest, &configuration, entry, progress).map_err(at)?;
-            fs::write(entry.join(CONFIG), &bytes).map_err(Error::io("write", entry.join(CONFIG)))
+            write_config(entry, &bytes)
         })
     };
-    let read = |folder: &Path| {
-        let root = folder.join(ROOT);
-        // The folder's name has a part of the digest only.
-        if fs::read(folder.join(CONFIG)).ok().as_deref() != Some(&bytes[..]) {
-            return Err(format!("{} is another image's", folder.display()));
-        }
-        Owners::read(&folder.join(OWNERS), &root).map(|owners| (root, owners))
-    };
     let folder = entry(progress)?;
-    // The cache keeps those that were used last.
-    let _ = File::open(&folder).and_then(|folder| folder.set_modified(SystemTime::now()));
-    let (root, owners) = if let Ok(known) = read(&folder) {
-        known
+    let image = if let Ok(image) = unpacked(&folder, &bytes) {
+        image
     } else {
         // A cache that was copied from another machine, for example.
         remove_folder(&folder)?;
-        read(&entry(progress)?).map_err(at)?
+        unpacked(&entry(progress)?, &bytes).map_err(at)?
     };
+    if let Some(archive) = archive {
+        cache.entry(&archive, progress, |_, entry| write_config(entry, &bytes))?;
+    }
+    Ok(image)
+}
+
+/// Returns the entry's key of an image with this configuration.
+fn key(configuration: &[u8]) -> Key {
+    Key::new("image").keep(KEPT).with(RECIPE).with(Sha256::digest(configuration))
+}
+
+fn write_config(entry: &Path, bytes: &[u8]) -> Result<()> {
+    fs::write(entry.join(CONFIG), bytes).map_err(Error::io("write", entry.join(CONFIG)))
+}
+
+/// Returns the image of an archive that does not have to be decompressed: what is in it is known, and unpacked.
+fn known(cache: &Cache, archive: &Key) -> Option<Image> {
+    let bytes = fs::read(cache.find(archive)?.join(CONFIG)).ok()?;
+    unpacked(&cache.find(&key(&bytes))?, &bytes).ok()
+}
+
+/// Returns the image with this configuration that was unpacked into an entry of the cache. The error is for the user.
+fn unpacked(folder: &Path, configuration: &[u8]) -> std::result::Result<Image, String> {
+    let root = folder.join(ROOT);
+    // The folder's name has a part of the digest only.
+    if fs::read(folder.join(CONFIG)).ok().as_deref() != Some(configuration) {
+        return Err(format!("{} is another image's", folder.display()));
+    }
+    // The cache keeps those that were used last.
+    let _ = File::open(folder).and_then(|folder| folder.set_modified(SystemTime::now()));
+    let owners = Owners::read(&folder.join(OWNERS), &root)?;
+    let configuration: Configuration =
+        serde_json::from_slice(configuration).map_err(|error| error.to_string())?;
     Ok(Image { root, owners, config: configuration.config.unwrap_or_default() })
 }
 
-/// Returns to whom the files in a folder belong, if it is the root of an image in a cache. The error is for the user.
-pub fn owners(root: &Path) -> Option<std::result::Result<Owners, String>> {
+/// What a guest needs whose root is an image.
+#[derive(Debug)]
+pub struct Held {
+    /// To whom the image's files belong.
+    pub owners: Owners,
+    /// As long as this is open, the image stays in the cache.
+    pub folder: File,
+}
+
+/// Keeps the image in the cache whose files are in a folder, if there is one. The error is for the user.
+pub fn hold(root: &Path) -> Option<std::result::Result<Held, String>> {
     if is_unpacked(root) {
-        return Some(Owners::read(&root.with_file_name(OWNERS), root));
+        let held = Cache::hold(root.parent().unwrap_or(root)).map_err(|error| error.to_string());
+        return Some(held.and_then(|folder| {
+            Ok(Held { owners: Owners::read(&root.with_file_name(OWNERS), root)?, folder })
+        }));
     }
     let is_gone = is_named_as_one(root) && !root.exists();
     is_gone.then(|| Err("the image is not in the cache any more: run it once".to_owned()))

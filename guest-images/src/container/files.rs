@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
 
 use rustix::fs::{Mode, OFlags};
 use sha2::{Digest, Sha256};
@@ -18,6 +20,8 @@ const DOCUMENT: u64 = 4 << 20;
 const MEMBERS: usize = 100_000;
 /// The most links that one member leads over. Older archives of docker's have links in place of equal layers.
 const LINKS: usize = 8;
+/// Time after which a file that changes again has another time of its last change.
+const SETTLED: Duration = Duration::from_secs(2);
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -166,6 +170,21 @@ impl<R: Read> Read for Hashed<R> {
         self.hash.update(&buffer[..read]);
         Ok(read)
     }
+}
+
+/// Returns what changes with an archive, if it is compressed: reading it takes long.
+pub fn identity(path: &Path) -> Option<Vec<u8>> {
+    let file = File::open(path).ok()?;
+    let stat = file.metadata().ok().filter(std::fs::Metadata::is_file)?;
+    let mut first = [0; 6];
+    (&file).read_exact(&mut first).ok()?;
+    extension(&first)?;
+    // Another change soon after this one could have the same time.
+    let changed = UNIX_EPOCH.checked_add(Duration::from_secs(stat.ctime().try_into().ok()?))?;
+    changed.elapsed().ok().filter(|age| *age > SETTLED)?;
+    let numbers = [stat.mtime(), stat.mtime_nsec(), stat.ctime(), stat.ctime_nsec()].map(i64::cast_unsigned);
+    let numbers = [stat.dev(), stat.ino(), stat.size()].into_iter().chain(numbers);
+    Some(numbers.flat_map(u64::to_le_bytes).collect())
 }
 
 /// Returns a reader of what is compressed, by its first bytes.

@@ -316,15 +316,34 @@ fn owners_and_modes_are_those_of_the_image_wherever_the_cache_is() {
     assert_eq!((tree(&again.root), owned(&again, "bin/start")), (expected(), start));
 }
 
+/// Waits three seconds, after which the archive cannot have changed unseen.
+#[test]
+fn a_compressed_archive_is_decompressed_once_as_long_as_it_does_not_change() {
+    let place = Place::new();
+    let file = place.0.path().join("image");
+    fs::write(&file, gzip(&archive(&docker(&layers())))).unwrap();
+    let open = || open(&place.cache(), &file, Arch::default(), &mut Progress::silent());
+    std::thread::sleep(std::time::Duration::from_millis(3100));
+    let first = open().unwrap();
+    // Nothing can be decompressed any more.
+    let unfinished = place.cache().root().join("unfinished");
+    fs::remove_dir_all(&unfinished).unwrap();
+    fs::write(&unfinished, "").unwrap();
+    let again = open().unwrap();
+    assert_eq!((again.root, again.owners, again.config), (first.root, first.owners, first.config));
+    fs::write(&file, gzip(&archive(&docker(&layers())))).unwrap();
+    open().unwrap_err();
+}
+
 #[test]
 fn a_folder_that_is_named_like_an_images_is_an_ordinary_one() {
     let place = Place::new();
     let image = place.open(&archive(&docker(&layers()))).unwrap();
-    assert!(owners(&image.root).is_some_and(|owners| owners == Ok(image.owners)));
+    assert_eq!(hold(&image.root).unwrap().unwrap().owners, image.owners);
     let other = place.0.path().join("image-of-mine/root");
-    assert!(owners(&other).is_some_and(|owners| owners.unwrap_err().contains("not in the cache any more")));
+    assert!(hold(&other).unwrap().unwrap_err().contains("not in the cache any more"));
     fs::create_dir_all(&other).unwrap();
-    assert_eq!(owners(&other), None);
+    assert!(hold(&other).is_none());
 }
 
 /// Nothing of an image is ever outside of its folder.

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use devices::fs::{FileOwner, Mounts, Root, Share};
 use guest_agent::protocol::{OWN_FOLDERS, Variable};
 use guest_images::cache::Cache;
-use guest_images::container::{self, Config, Image, Owned, Owners};
+use guest_images::container::{self, Config, Image, Owned};
 use guest_images::{Arch, Progress};
 
 use crate::cli::Run;
@@ -83,17 +83,21 @@ pub fn open(options: &Run, shares: usize) -> Result<Option<OpenedRoot>> {
     // If it is not there, opening it says so.
     let path = fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
     let mounts = if options.root_mounts { Mounts::Seen } else { Mounts::Hidden };
-    let owners = container::owners(&path);
+    let image = container::hold(&path);
     // An image is in the cache, and has nothing of Tally's in it.
-    let hidden = if owners.is_some() { Vec::new() } else { hidden() };
+    let hidden = if image.is_some() { Vec::new() } else { hidden() };
     if hidden.iter().any(|hidden| path.starts_with(hidden)) {
         bail!("--root {}: this is Tally's own, which no guest sees", folder.display());
     }
-    let owners = owners.transpose().map_err(|reason| anyhow!("--root {}: {reason}", folder.display()))?;
+    let image = image.transpose().map_err(|reason| anyhow!("--root {}: {reason}", folder.display()))?;
+    let (owners, held) = image.map(|image| (image.owners.into_inner(), image.folder)).unzip();
     let owner = |(inode, Owned { user, group, mode })| (inode, FileOwner { user, group, mode });
-    let owners: Vec<_> = owners.map(Owners::into_inner).into_iter().flatten().map(owner).collect();
+    let owners: Vec<_> = owners.into_iter().flatten().map(owner).collect();
     let root = Root { path: &path, mounts, own: &OWN_FOLDERS, hidden: &hidden, owners: &owners };
-    let share = Share::open_root(&root, shares)?;
+    let mut share = Share::open_root(&root, shares)?;
+    if let Some(folder) = held {
+        share.hold(folder);
+    }
     Ok(Some(OpenedRoot { path, share, mounts }))
 }
 
