@@ -130,20 +130,29 @@ const COMPLAINTS: &str = "dmesg | grep -iE 'uhhuh|unknown nmi|dazed|irq loop|spu
 const ROUNDS: u64 = 10_000_000;
 const REST: u64 = 0x34;
 
-/// Prints what the host executes for a guest's samples: with entries left out, and as if the host did not count them.
+/// Prints what the host executes for a guest's samples and for its reads of a counter: with entries left out, and as if
+/// the host did not count them.
 const COST: &str = "\
 numbers=$(ls ~/.cache/tally/entry-ticks-*/numbers) kept=$(cat $numbers)
+reads=$(for read in $(seq 400); do printf 'rdmsr=0xc0010201 '; done)
+cost() {
+    perf stat -x, -o counted -e instructions:H ./tally run --kernel payload --append \"$1\" >said
+    [ $(grep -cE '4000 overflows|^rdmsr c0010201' said) = $2 ] && grep -o '^[0-9]*,' counted | tr -d ,
+}
 for ticks in \"$kept\" '0 0 0 0 0 0'; do
     chmod u+w $numbers; echo $ticks >$numbers
-    perf stat -x, -o counted -e instructions:H ./tally run --kernel payload --append 'pmi=nmi,4000,50000' >said
-    grep -q '4000 overflows' said && grep -o '^[0-9]*,' counted | tr -d ,
+    cost 'pmi=nmi,4000,50000' 1
+    cost \"wrmsr=0xc0010200,0x0:0x4300c0 $reads\" 400
 done
 echo $kept >$numbers
 ";
-/// Number of these samples.
+/// Number of these samples, and of these reads.
 const SAMPLES: u64 = 4000;
+const READS: u64 = 400;
 /// The most instructions that leaving entries out costs a sample: a system call for each of its exits.
 const COST_OF_A_SAMPLE: u64 = 8000;
+/// The same for a read: one system call.
+const COST_OF_A_READ: u64 = 1700;
 
 static RESULTS: OnEachHost = OnEachHost::new(|| {
     let places = "perf record -q -o data -c 100000 -e instructions:u ./long 2>/dev/null; \
@@ -231,8 +240,12 @@ fn no_interrupt_is_one_that_nobody_wants() {
 fn leaving_entries_out_costs_little() {
     let text = RESULTS.of("cost").text();
     let numbers: Vec<u64> = text.lines().filter_map(|line| line.parse().ok()).collect();
-    let [with, without] = numbers[..] else { panic!("{text}{}", RESULTS.of("cost").err) };
-    let each = with.saturating_sub(without) / SAMPLES;
-    println!("leaving entries out costs a sample {each} instructions");
-    assert!((1..=COST_OF_A_SAMPLE).contains(&each), "{each} instructions: {text}");
+    let [sampled, read, sampled_without, read_without] = numbers[..] else {
+        panic!("{text}{}", RESULTS.of("cost").err)
+    };
+    let sample = sampled.saturating_sub(sampled_without) / SAMPLES;
+    let read = read.saturating_sub(read_without) / READS;
+    println!("leaving entries out costs a sample {sample} instructions, and a read {read}");
+    assert!((1..=COST_OF_A_SAMPLE).contains(&sample), "{sample} instructions: {text}");
+    assert!((1..=COST_OF_A_READ).contains(&read), "{read} instructions: {text}");
 }
