@@ -69,6 +69,10 @@ tar cf ../image.tar manifest.json *.json one.tar two.tar; cd ..
 /// What its program prints.
 const SAID: &str = "a b c\nuid=33(web) gid=34(www) groups=40(logs)\na=b /srv /bin /srv/work\ngroup\nname\npasswd\nabove\ndenied\n";
 
+/// Mounts a file system that does not answer, like NFS without its server.
+const SILENT: &str =
+    "exec 8<>/dev/fuse; mount -t fuse -o fd=8,rootmode=40000,user_id=0,group_id=0 silent silent";
+
 static RESULTS: LazyLock<Results> = LazyLock::new(|| {
     let steps = LIBRARIES.iter().fold(Steps::new("roots"), |steps, file| {
         let name: &'static str = format!("system{}", file.display()).leak();
@@ -157,8 +161,9 @@ static RESULTS: LazyLock<Results> = LazyLock::new(|| {
         steps,
         "mounts",
         &format!(
-            "mkdir -p mounted; mount -t tmpfs tmpfs mounted; echo inside >mounted/file; {0}; {1}; cd mounted; {2}; {3}; cd /tmp/here; {2}",
-            tally("--root /", "ls mounted"),
+            "mkdir -p mounted silent; mount -t tmpfs tmpfs mounted; echo inside >mounted/file; {SILENT}; timeout 60 {0}; umount -l silent; exec 8>&-; \
+             {1}; cd mounted; {2}; {3}; cd /tmp/here; {2}",
+            tally("--root /", "sh -c 'ls -l >/dev/null; ls silent; ls mounted'"),
             tally("--root / --root-mounts", "cat mounted/file"),
             tally("--root /", "pwd"),
             tally("--root / --root-mounts", "pwd"),
@@ -317,6 +322,7 @@ fn mounts_are_seen_only_if_that_is_wanted() {
     let done = of("mounts");
     assert_eq!(done.text(), "inside\n/scenario/mounted\n", "{}", done.err);
     for said in [
+        "ls: silent: No such file",
         "ls: mounted: No such file",
         "does not see /scenario/mounted: `--share .` brings it, or `--root-mounts`",
         "the guest has a /tmp of its own, without the current folder: `--share .` brings it",
