@@ -7,7 +7,7 @@
 //! inode as the descriptor.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
@@ -240,6 +240,13 @@ pub fn stat(path_fd: &PathFd) -> Result<Statx, Errno> {
 /// Returns true for procfs, where some files depend on the process that opens them.
 pub fn is_proc(path_fd: &PathFd) -> Result<bool, Errno> {
     Ok(file_system_type(path_fd)? == sys::PROC_SUPER_MAGIC)
+}
+
+/// Returns true for a file system that is in memory, and never written to a disk.
+pub fn is_in_memory(file: impl AsFd) -> Result<bool, Errno> {
+    /// tmpfs and ramfs (`linux/magic.h`).
+    const IN_MEMORY: [FsWord; 2] = [0x0102_1994, 0x8584_58f6];
+    Ok(IN_MEMORY.contains(&sys::fstatfs(file)?.f_type))
 }
 
 /// Returns true for a directory.
