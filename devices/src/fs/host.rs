@@ -62,6 +62,9 @@ const NO_ESCAPE: ResolveFlags =
 /// With these bits, a program written by the guest would run with the IDs of the user who runs this program.
 const SET_ID: Mode = Mode::SUID.union(Mode::SGID);
 
+/// What is asked of each inode.
+const ATTRIBUTES: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME).union(StatxFlags::MNT_ID);
+
 /// Access to the host's system calls.
 #[derive(Debug)]
 pub struct Host {
@@ -229,12 +232,13 @@ impl Host {
 
 /// Returns the host's attributes of an inode.
 pub fn stat(path_fd: &PathFd) -> Result<Statx, Errno> {
-    sys::statx(
-        path_fd,
-        c"",
-        AtFlags::EMPTY_PATH,
-        StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::MNT_ID,
-    )
+    sys::statx(path_fd, c"", AtFlags::EMPTY_PATH, ATTRIBUTES)
+}
+
+/// Returns the attributes of what has a name in a directory, without opening it. Like [`Host::find`], it does not follow
+/// symbolic links, and mounts nothing by itself.
+pub fn stat_name(parent: &PathFd, name: Name) -> Result<Statx, Errno> {
+    sys::statx(parent, name.as_c_str(), AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, ATTRIBUTES)
 }
 
 /// Returns true for procfs, where some files depend on the process that opens them.
