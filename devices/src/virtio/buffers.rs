@@ -83,6 +83,7 @@ impl Writer<'_> {
     }
 
     /// Splits off the first `count` bytes, or as many as there are.
+    #[must_use]
     pub fn split_first(&mut self, count: usize) -> Self {
         let mut split = Buffers::new(self.0.session);
         while let rest = count - split.available

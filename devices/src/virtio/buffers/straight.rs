@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_piece_at_a_time_is_transferred() {
-        let file = file(&[7; 2 * PIECE]);
+        let file = file(&vec![7; 2 * PIECE]);
         let reply = with_request(b"", u32::try_from(2 * PIECE).unwrap(), |_, request| {
             assert_eq!(request.writer.read_from(&file, 0, usize::MAX, PLAIN).unwrap(), PIECE);
         });
