@@ -26,8 +26,8 @@ pub enum Entries {
 
 /// Sizes of the buffer for `getdents64`. An entry has at most 280 bytes.
 const BUFFER_SIZES: RangeInclusive<usize> = 1024..=8192;
-/// With its attributes, an entry takes some four times as much in the reply as in that buffer. The host is not asked for
-/// more than the reply takes, as it would be asked for the rest again.
+/// With its attributes, an entry takes some four times as much in the reply as in that buffer. The host is not asked
+/// for more than the reply takes, as it would be asked for the rest again.
 const ATTRIBUTES: usize = 4;
 
 impl Server {

@@ -235,8 +235,8 @@ pub fn stat(path_fd: &PathFd) -> Result<Statx, Errno> {
     sys::statx(path_fd, c"", AtFlags::EMPTY_PATH, ATTRIBUTES)
 }
 
-/// Returns the attributes of what has a name in a directory, without opening it. Like [`Host::find`], it does not follow
-/// symbolic links, and mounts nothing by itself.
+/// Returns the attributes of what has a name in a directory, without opening it. Like [`Host::find`], it does not
+/// follow symbolic links, and mounts nothing by itself.
 pub fn stat_name(parent: &PathFd, name: Name) -> Result<Statx, Errno> {
     sys::statx(parent, name.as_c_str(), AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, ATTRIBUTES)
 }

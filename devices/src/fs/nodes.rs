@@ -1,9 +1,9 @@
 //! The inodes that the guest has looked up, by FUSE node ID.
 //!
 //! A node ID refers to the same inode for ever (see [`InodeId`]), but the inode's path descriptor may be closed to
-//! save descriptors. A closed inode is opened again by the name under which the guest last saw it. If the name now
-//! belongs to another inode, the guest gets ESTALE and repeats the lookup. A guest can therefore reference many inodes
-//! with a few hundred file descriptors. The nodes themselves are limited too (see [`table`]).
+//! save descriptors, or not have been opened yet. A closed inode is opened by the name under which the guest last saw
+//! it. If the name now belongs to another inode, the guest gets ESTALE and repeats the lookup. A guest can therefore
+//! reference many inodes with a few hundred file descriptors. The nodes themselves are limited too (see [`table`]).
 //!
 //! In a directory that is a guest's root, a node ID refers to a place instead ([`Identity::Place`]). If another inode
 //! of the same type has the name now, the node becomes that inode. It does not while the guest has the old one open,
@@ -231,9 +231,9 @@ impl Nodes {
 
     /// Looks up a name in a directory, and counts the lookup.
     ///
-    /// A program that lists or searches a tree looks up every file, and opens few of them. So what is not a directory is
-    /// only looked at, and its node is closed until it is used. A directory may become a program's current one, which
-    /// has to be open if the host moves it. A mount, and what is in a root, has to be open to be checked.
+    /// A program that lists or searches a tree looks up every file, and opens few of them. So what is not a directory
+    /// is only looked at, and its node is closed until it is used. A directory may become a program's current one,
+    /// which has to be open if the host moves it. A mount, and what is in a root, has to be open to be checked.
     pub fn look_up(&mut self, parent: u64, name: Name) -> Result<(u64, Statx), Errno> {
         // This reference keeps the parent from being evicted.
         let parent_fd = self.path_fd(parent)?;

@@ -4,12 +4,11 @@ use std::ffi::{CStr, CString, OsStr};
 use std::fs;
 use std::io::Result;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use guest_agent::protocol::{Access, Share};
 
-use crate::{root, sys};
+use crate::{read_ahead, root, sys};
 
 const KIND: &CStr = c"virtiofs";
 
@@ -29,18 +28,8 @@ fn mount_at(share: &Share) -> Result<()> {
     // Set-user-ID programs and device nodes of the host have no effect in the guest.
     let flags = access | libc::MS_NOSUID | libc::MS_NODEV;
     sys::mount(&c_string(&share.tag)?, &c_string(&share.path)?, KIND, flags)?;
-    read_far_ahead(Path::new(&share.path));
+    read_ahead::raise(Path::new(&share.path));
     Ok(())
-}
-
-/// Lets the kernel read as much ahead from a share as fits a request. By itself, it reads an eighth of that, each in a
-/// request of its own.
-pub fn read_far_ahead(share: &Path) {
-    const KIB: &str = "1024";
-    let Ok(device) = fs::metadata(share).map(|share| share.dev()) else { return };
-    let (major, minor) = (libc::major(device), libc::minor(device));
-    // Without the file (CONFIG_SYSFS), reading is only slower.
-    let _ = fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), KIB);
 }
 
 fn c_string(string: &OsStr) -> Result<CString> {

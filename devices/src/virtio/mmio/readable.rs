@@ -72,14 +72,14 @@ impl Transport {
         }
     }
 
-    /// Puts the device's configuration in the page.
+    /// Puts the device's configuration in the page. What changes while a driver may read it is within one word, and the
+    /// driver is told to read it again.
     pub(super) fn publish_config(&self, state: &State) {
         for (offset, word) in (register::CONFIG..).step_by(size_of::<u32>()).zip(state.config.chunks(4)) {
             let mut bytes = [0; 4];
             bytes[..word.len()].copy_from_slice(word);
             self.readable.put(offset, u32::from_le_bytes(bytes));
         }
-        // A driver reads this before and after the configuration (section 2.5.3).
         self.publish(state);
     }
 }
