@@ -44,6 +44,7 @@ mod nodes;
 mod state;
 #[cfg(test)]
 mod tests;
+mod transfer;
 mod view;
 mod wire;
 
@@ -59,6 +60,7 @@ use kept::Kept;
 use message::{Body, MAX_TRANSFER, Reply};
 use nodes::{Limits, Nodes};
 pub use state::ShareState;
+pub use transfer::Transfer;
 use view::View;
 pub use view::{Mounts, Root, is_of_a_kernel};
 use wire::{InHeader, InitIn, InitOut, ROOT, init, op};
@@ -293,8 +295,8 @@ impl Server {
             op::RENAME2 => self.rename2(node, body),
             op::OPEN => self.open(node, body, reply),
             op::CREATE => self.create(node, body, reply),
-            op::READ => self.read(node, body, reply),
-            op::WRITE => self.write(node, body, reply),
+            op::READ => self.read(header, body, reply),
+            op::WRITE => self.write(header, body, reply),
             op::FSYNC => self.sync(node, body),
             op::FALLOCATE => self.allocate(node, body),
             op::LSEEK => self.seek(node, body, reply),

@@ -23,6 +23,11 @@ pub const AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent"));
 /// Number of instructions that the default guest's `/lib/tally/loop` executes, on every architecture.
 pub const LOOP_INSTRUCTIONS: u64 = 20_000_004;
 
+/// Returns the default guest's `/lib/tally/outb`, where there are I/O ports.
+pub fn outb() -> Option<&'static [u8]> {
+    here::OUTB
+}
+
 /// Tally's own programs in a default guest.
 #[derive(Debug, Clone)]
 pub struct OwnPrograms {

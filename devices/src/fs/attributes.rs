@@ -123,12 +123,12 @@ impl Server {
             self.handles.file(input.fh, node)?;
         }
         // The handle of an open file keeps the inode's path descriptor open, so this works even if the name is gone.
-        let path_fd = self.nodes.path_fd(node)?;
-        self.put_attributes(&path_fd, reply)
+        let stat = self.nodes.stat(node)?;
+        self.put_attributes(&stat, reply)
     }
 
-    fn put_attributes(&mut self, path_fd: &PathFd, reply: &mut Reply) -> Result<(), Errno> {
-        let attr = self.attributes(&host::stat(path_fd)?);
+    fn put_attributes(&mut self, stat: &Statx, reply: &mut Reply) -> Result<(), Errno> {
+        let attr = self.attributes(stat);
         reply.put(AttrOut { attr_valid: CACHE_SECONDS, attr, ..AttrOut::default() }.as_slice())
     }
 
@@ -158,7 +158,7 @@ impl Server {
             }
         }
         self.set_times(writable, &path_fd, &input)?;
-        self.put_attributes(&path_fd, reply)
+        self.put_attributes(&host::stat(&path_fd)?, reply)
     }
 
     fn set_times(&self, writable: Writable, path_fd: &PathFd, input: &SetattrIn) -> Result<(), Errno> {

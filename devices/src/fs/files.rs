@@ -8,11 +8,12 @@ use rustix::io::{Errno, ReadWriteFlags};
 use vm_memory::ByteValued;
 
 use super::Server;
+use super::handles::OpenFile;
 use super::host::{Host, OpenMode, checked_offset};
-use super::message::{Body, MAX_TRANSFER, Reply};
+use super::message::{Body, Reply};
 use super::wire::{
-    AccessIn, CreateIn, EntryOut, FDATASYNC, FallocateIn, FsyncIn, KEEP_CACHE, LseekIn, LseekOut, OpenIn,
-    OpenOut, ReadIn, WRITE_CACHE, WriteIn, WriteOut,
+    AccessIn, CreateIn, EntryOut, FDATASYNC, FallocateIn, FsyncIn, InHeader, KEEP_CACHE, LseekIn, LseekOut,
+    OpenIn, OpenOut, WriteOut,
 };
 
 const SEEK_DATA: u32 = 3;
@@ -79,56 +80,26 @@ impl Server {
         reply.put(OpenOut { fh, ..OpenOut::default() }.as_slice())
     }
 
-    pub(super) fn read(&mut self, node: u64, body: &mut Body, reply: &mut Reply) -> Result<(), Errno> {
-        let input: ReadIn = body.take()?;
-        let file = self.handles.file(input.fh, node)?;
-        let max_len = reply.remaining().min(input.size as usize);
-        let offset = checked_offset(input.offset, max_len)?;
-        reply.fill(max_len, |buffer| {
-            let mut len = 0;
-            // The guest takes a short reply as the end of the file, so a short read is continued.
-            while len < buffer.len() {
-                match rustix::io::pread(&file, &mut buffer[len..], offset + len as u64) {
-                    Ok(0) => break,
-                    Ok(more) => len += more,
-                    Err(Errno::INTR) => {}
-                    Err(_) if len > 0 => break,
-                    Err(errno) => return Err(errno),
-                }
-            }
-            Ok(len)
-        })
+    pub(super) fn read(
+        &mut self,
+        header: &InHeader,
+        body: &mut Body,
+        reply: &mut Reply,
+    ) -> Result<(), Errno> {
+        let reading = self.reading(header, body, reply.remaining())?;
+        reply.fill(reading.len, |buffer| read(&reading.file, buffer, reading.offset))
     }
 
-    pub(super) fn write(&mut self, node: u64, body: &mut Body, reply: &mut Reply) -> Result<(), Errno> {
-        self.writable()?;
-        let input: WriteIn = body.take()?;
-        let file = self.handles.file(input.fh, node)?;
-        let data = body.bytes(input.size as usize)?;
-        if data.len() > MAX_TRANSFER {
-            return Err(Errno::INVAL);
-        }
-        let offset = checked_offset(input.offset, data.len())?;
-        // The host may have changed the size of the file, so `O_APPEND` must be applied on the host. Writes from the
-        // guest's page cache already have their final offset.
-        let appends = OFlags::from_bits_retain(input.flags).contains(OFlags::APPEND);
-        let flags = if appends && input.write_flags & WRITE_CACHE == 0 {
-            ReadWriteFlags::APPEND
-        } else {
-            ReadWriteFlags::empty()
-        };
-        let mut len = 0;
-        while len < data.len() {
-            match rustix::io::pwritev2(&file, &[IoSlice::new(&data[len..])], offset + len as u64, flags) {
-                Ok(0) => break,
-                Ok(more) => len += more,
-                Err(Errno::INTR) => {}
-                Err(_) if len > 0 => break,
-                Err(errno) => return Err(errno),
-            }
-        }
-        let size = u32::try_from(len).expect("at most the requested size");
-        reply.put(WriteOut { size, ..WriteOut::default() }.as_slice())
+    pub(super) fn write(
+        &mut self,
+        header: &InHeader,
+        body: &mut Body,
+        reply: &mut Reply,
+    ) -> Result<(), Errno> {
+        let writing = self.writing(header, body)?;
+        let data = body.bytes(writing.len)?;
+        let done = write(&writing.file, data, writing.offset, writing.flags)?;
+        reply.put(write_out(done).as_slice())
     }
 
     pub(super) fn sync(&mut self, node: u64, body: &mut Body) -> Result<(), Errno> {
@@ -183,4 +154,41 @@ impl Server {
         }
         self.host.access(&path_fd, access)
     }
+}
+
+/// Fills a buffer with the content of a file, as far as there is any. The guest takes a short reply as the end of the
+/// file, so a short read is continued.
+pub fn read(file: &OpenFile, buffer: &mut [u8], offset: u64) -> Result<usize, Errno> {
+    let mut len = 0;
+    while len < buffer.len() {
+        match rustix::io::pread(file, &mut buffer[len..], offset + len as u64) {
+            Ok(0) => break,
+            Ok(more) => len += more,
+            Err(Errno::INTR) => {}
+            Err(_) if len > 0 => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(len)
+}
+
+/// Writes data to a file. Returns how much of it was written.
+pub fn write(file: &OpenFile, data: &[u8], offset: u64, flags: ReadWriteFlags) -> Result<usize, Errno> {
+    let mut len = 0;
+    while len < data.len() {
+        match rustix::io::pwritev2(file, &[IoSlice::new(&data[len..])], offset + len as u64, flags) {
+            Ok(0) => break,
+            Ok(more) => len += more,
+            Err(Errno::INTR) => {}
+            Err(_) if len > 0 => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(len)
+}
+
+/// Returns the reply to a write of `len` bytes.
+pub fn write_out(len: usize) -> WriteOut {
+    let size = u32::try_from(len).expect("at most the maximum size");
+    WriteOut { size, ..WriteOut::default() }
 }

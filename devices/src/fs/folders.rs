@@ -5,6 +5,7 @@
 //! does not see, is left out.
 
 use std::mem::MaybeUninit;
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{FileType, RawDir, SeekFrom};
@@ -23,8 +24,11 @@ pub enum Entries {
     NamesAndAttributes,
 }
 
-/// Size of the buffer for `getdents64`. An entry has at most 280 bytes.
-const BUFFER_SIZE: usize = 8192;
+/// Sizes of the buffer for `getdents64`. An entry has at most 280 bytes.
+const BUFFER_SIZES: RangeInclusive<usize> = 1024..=8192;
+/// With its attributes, an entry takes some four times as much in the reply as in that buffer. The host is not asked
+/// for more than the reply takes, as it would be asked for the rest again.
+const ATTRIBUTES: usize = 4;
 
 impl Server {
     pub(super) fn open_directory(&mut self, node: u64, reply: &mut Reply) -> Result<(), Errno> {
@@ -69,8 +73,14 @@ impl Server {
         }
         let stat = host::stat(directory)?;
         let device = (stat.stx_dev_major, stat.stx_dev_minor);
-        let mut buffer = [MaybeUninit::uninit(); BUFFER_SIZE];
-        let mut entries = RawDir::new(directory, &mut buffer);
+        let mut buffer = [MaybeUninit::uninit(); *BUFFER_SIZES.end()];
+        let size = match what {
+            Entries::Names => buffer.len(),
+            Entries::NamesAndAttributes => {
+                (reply.remaining() / ATTRIBUTES).clamp(*BUFFER_SIZES.start(), *BUFFER_SIZES.end())
+            }
+        };
+        let mut entries = RawDir::new(directory, &mut buffer[..size]);
         while let Some(entry) = entries.next() {
             let entry = entry?;
             let name = entry.file_name();

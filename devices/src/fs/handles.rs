@@ -2,19 +2,53 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
 
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 use serde::{Deserialize, Serialize};
 
-use super::host::PathFd;
+use super::host::{self, PathFd};
 
 #[derive(Debug)]
 enum Kind {
     /// With the access mode, as in open(2).
-    File(Arc<File>, u32),
+    File(Arc<OpenFile>, u32),
     Directory(Arc<OwnedFd>),
+}
+
+/// An open regular file.
+#[derive(Debug)]
+pub struct OpenFile {
+    file: File,
+    /// See [`Self::at_once`].
+    at_once: OnceLock<ReadWriteFlags>,
+}
+
+impl OpenFile {
+    /// Returns the flags with which reading and writing this file does not wait for a disk. Fails then if it had to. A
+    /// file in memory has no disk: at most it was swapped out, as any memory may be.
+    pub fn at_once(&self) -> ReadWriteFlags {
+        *self.at_once.get_or_init(|| match host::is_in_memory(&self.file) {
+            Ok(true) => ReadWriteFlags::empty(),
+            Ok(false) | Err(_) => ReadWriteFlags::NOWAIT,
+        })
+    }
+}
+
+impl Deref for OpenFile {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
+impl AsFd for OpenFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
 }
 
 /// An open file or directory in a snapshot.
@@ -78,6 +112,7 @@ impl Handles {
 
     /// Adds a file with the number that its handle had.
     pub fn put_file(&mut self, number: u64, file: File, mode: u32, node: u64, path_fd: Arc<PathFd>) {
+        let file = OpenFile { file, at_once: OnceLock::new() };
         self.open.insert(number, Handle { kind: Kind::File(file.into(), mode), node, _path_fd: path_fd });
     }
 
@@ -109,7 +144,7 @@ impl Handles {
     }
 
     /// Returns the open file of a handle. Fails if the handle is not an open file of `node`.
-    pub fn file(&self, handle: u64, node: u64) -> Result<Arc<File>, Errno> {
+    pub fn file(&self, handle: u64, node: u64) -> Result<Arc<OpenFile>, Errno> {
         match self.open.get(&handle) {
             Some(Handle { kind: Kind::File(file, _), node: of, .. }) if *of == node => Ok(Arc::clone(file)),
             _ => Err(Errno::BADF),

@@ -7,7 +7,7 @@
 //! inode as the descriptor.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
@@ -61,6 +61,9 @@ const NO_ESCAPE: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 /// With these bits, a program written by the guest would run with the IDs of the user who runs this program.
 const SET_ID: Mode = Mode::SUID.union(Mode::SGID);
+
+/// What is asked of each inode.
+const ATTRIBUTES: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME).union(StatxFlags::MNT_ID);
 
 /// Access to the host's system calls.
 #[derive(Debug)]
@@ -229,17 +232,25 @@ impl Host {
 
 /// Returns the host's attributes of an inode.
 pub fn stat(path_fd: &PathFd) -> Result<Statx, Errno> {
-    sys::statx(
-        path_fd,
-        c"",
-        AtFlags::EMPTY_PATH,
-        StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::MNT_ID,
-    )
+    sys::statx(path_fd, c"", AtFlags::EMPTY_PATH, ATTRIBUTES)
+}
+
+/// Returns the attributes of what has a name in a directory, without opening it. Like [`Host::find`], it does not
+/// follow symbolic links, and mounts nothing by itself.
+pub fn stat_name(parent: &PathFd, name: Name) -> Result<Statx, Errno> {
+    sys::statx(parent, name.as_c_str(), AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, ATTRIBUTES)
 }
 
 /// Returns true for procfs, where some files depend on the process that opens them.
 pub fn is_proc(path_fd: &PathFd) -> Result<bool, Errno> {
     Ok(file_system_type(path_fd)? == sys::PROC_SUPER_MAGIC)
+}
+
+/// Returns true for a file system that is in memory, and never written to a disk.
+pub fn is_in_memory(file: impl AsFd) -> Result<bool, Errno> {
+    /// tmpfs and ramfs (`linux/magic.h`).
+    const IN_MEMORY: [FsWord; 2] = [0x0102_1994, 0x8584_58f6];
+    Ok(IN_MEMORY.contains(&sys::fstatfs(file)?.f_type))
 }
 
 /// Returns true for a directory.

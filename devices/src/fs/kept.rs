@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{FsWord, Statx, StatxTimestamp};
+use rustix::fs::{Statx, StatxTimestamp};
 use rustix::io::Errno;
 
 use super::host::{self, PathFd};
@@ -16,8 +16,6 @@ const MAX_FILES: usize = 1 << 14;
 /// Time after which a file that changes again has another time of its last change. What a program writes by a mapping
 /// has that time when it is first written, and another one once it has been written to the disk, half a minute later.
 const SETTLED: Duration = Duration::from_mins(2);
-/// In memory, it is never written to a disk.
-const TMPFS: FsWord = 0x0102_1994;
 
 type Time = (i64, u32);
 
@@ -58,7 +56,8 @@ impl Kept {
         if self.files.get(&node) == Some(&version) {
             return Ok(true);
         }
-        if host::file_system_type(path_fd)? == TMPFS {
+        // There, a mapping's writes do not change the time of the last change.
+        if host::is_in_memory(path_fd)? {
             return Ok(false);
         }
         if self.files.len() >= MAX_FILES {

@@ -124,6 +124,11 @@ impl Reply {
         Ok(())
     }
 
+    /// Returns what was added.
+    pub fn body(&self) -> &[u8] {
+        &self.buffer[HEADER..self.len]
+    }
+
     /// Returns the complete reply, or nothing if not even the header fits.
     pub fn finish(&mut self, unique: u64, result: Result<(), Errno>) -> &[u8] {
         if self.max_len < HEADER {

@@ -1,9 +1,9 @@
 //! The inodes that the guest has looked up, by FUSE node ID.
 //!
 //! A node ID refers to the same inode for ever (see [`InodeId`]), but the inode's path descriptor may be closed to
-//! save descriptors. A closed inode is opened again by the name under which the guest last saw it. If the name now
-//! belongs to another inode, the guest gets ESTALE and repeats the lookup. A guest can therefore reference many inodes
-//! with a few hundred file descriptors. The nodes themselves are limited too (see [`table`]).
+//! save descriptors, or not have been opened yet. A closed inode is opened by the name under which the guest last saw
+//! it. If the name now belongs to another inode, the guest gets ESTALE and repeats the lookup. A guest can therefore
+//! reference many inodes with a few hundred file descriptors. The nodes themselves are limited too (see [`table`]).
 //!
 //! In a directory that is a guest's root, a node ID refers to a place instead ([`Identity::Place`]). If another inode
 //! of the same type has the name now, the node becomes that inode. It does not while the guest has the old one open,
@@ -230,10 +230,40 @@ impl Nodes {
     }
 
     /// Looks up a name in a directory, and counts the lookup.
+    ///
+    /// A program that lists or searches a tree looks up every file, and opens few of them. So what is not a directory
+    /// is only looked at, and its node is closed until it is used. A directory may become a program's current one,
+    /// which has to be open if the host moves it. A mount, and what is in a root, has to be open to be checked.
     pub fn look_up(&mut self, parent: u64, name: Name) -> Result<(u64, Statx), Errno> {
         // This reference keeps the parent from being evicted.
         let parent_fd = self.path_fd(parent)?;
+        if !self.are_places() {
+            let stat = host::stat_name(&parent_fd, name)?;
+            let inode_id = identify(&mut self.file_systems, &stat);
+            let here = self.table.get(parent).ok_or(Errno::STALE)?.inode_id.file_system;
+            if inode_id.file_system == here && kind(&stat) != Kind::Directory {
+                return self.register_inode((inode_id, stat), None, parent, name);
+            }
+        }
         self.register(self.view.find((parent, &parent_fd), name)?, parent, name)
+    }
+
+    /// Returns the attributes of a node.
+    pub fn stat(&mut self, id: u64) -> Result<Statx, Errno> {
+        let are_places = self.are_places();
+        let node = self.table.get_mut(id).ok_or(Errno::STALE)?;
+        let ((parent, name), inode_id) = (node.location(), node.inode_id);
+        if are_places || node.path_fd.is_some() || node.kind == Kind::Directory {
+            return host::stat(&*self.path_fd(id)?);
+        }
+        let name = name.to_owned();
+        node.mark_used();
+        let parent_fd = self.path_fd(parent)?;
+        let stat = match host::stat_name(&parent_fd, Name::new(&name)?) {
+            Err(Errno::NOENT | Errno::NOTDIR) => Err(Errno::STALE),
+            found => found,
+        }?;
+        if identify(&mut self.file_systems, &stat) == inode_id { Ok(stat) } else { Err(Errno::STALE) }
     }
 
     /// Ensures that one more inode of this name can be registered. Must be called before an inode is created: the guest
@@ -256,13 +286,26 @@ impl Nodes {
             // The guest takes it for another inode, too.
             self.table.remove(id);
         }
+        self.register_inode((inode_id, stat), Some(path_fd), parent, name)
+    }
+
+    /// Counts a lookup of an inode, which is open or not.
+    fn register_inode(
+        &mut self,
+        (inode_id, stat): (InodeId, Statx),
+        path_fd: Option<PathFd>,
+        parent: u64,
+        name: Name,
+    ) -> Result<(u64, Statx), Errno> {
+        let key = Key { inode_id, place: (parent, name.as_c_str()) };
         if !self.is_at(key) {
             self.table.reserve(name)?;
         }
         // It may have been evicted just now.
         let known = self.table.find(key);
         let is_closed = known.and_then(|id| self.table.get(id)).is_none_or(|node| node.path_fd.is_none());
-        if is_closed {
+        let path_fd = path_fd.filter(|_| is_closed);
+        if path_fd.is_some() {
             self.reserve_descriptor()?;
         }
         let id = known.unwrap_or_else(|| self.table.insert(inode_id, kind(&stat), parent, name.as_c_str()));
@@ -274,7 +317,7 @@ impl Nodes {
         if known.is_some() {
             node.mark_used();
         }
-        if is_closed {
+        if let Some(path_fd) = path_fd {
             node.path_fd = Some(path_fd.into());
             self.open_order.push_back(id);
         }

@@ -9,6 +9,8 @@ use vm_memory::VolatileSlice;
 
 use super::mmio::Session;
 
+mod straight;
+
 /// Maximum number of bytes that are copied at a time, while the registers are locked: some ten microseconds.
 const PIECE: usize = 128 << 10;
 
@@ -78,6 +80,24 @@ impl Writer<'_> {
     /// Returns the number of bytes that have not been written yet.
     pub fn available_bytes(&self) -> usize {
         self.0.available
+    }
+
+    /// Splits off the first `count` bytes, or as many as there are.
+    #[must_use]
+    pub fn split_first(&mut self, count: usize) -> Self {
+        let mut split = Buffers::new(self.0.session);
+        while let rest = count - split.available
+            && rest > 0
+            && let Some(slice) = self.0.slices.pop_front()
+        {
+            let (first, later) = slice.split_at(slice.len().min(rest)).expect("within the slice");
+            self.0.available -= first.len();
+            split.push(first);
+            if !later.is_empty() {
+                self.0.slices.push_front(later);
+            }
+        }
+        Self(split)
     }
 
     /// Splits off the last byte, if there is one.

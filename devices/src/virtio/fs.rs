@@ -3,15 +3,15 @@
 use std::io::{Read, Write};
 
 use super::{Device, DeviceState, Queues, Request};
-use crate::fs::Share;
+use crate::fs::{Share, Transfer};
 use crate::state::{DeviceError, Mismatch};
 
 /// Index and size of the high priority queue. FORGET and INTERRUPT requests use it, so that they do not wait for
 /// others.
 const HIGH_PRIORITY: (usize, u16) = (0, 128);
-/// Index and size of the request queue. Linux limits a request to four pages less than the queue has entries, so this
-/// size allows requests of 1 MiB (256 pages).
-const REQUESTS: (usize, u16) = (1, 512);
+/// Index and size of the request queue. A request of 1 MiB (256 pages) takes 260 entries, so this size allows three:
+/// Linux reads ahead while a program waits, and when a request does not fit, it waits for some milliseconds.
+const REQUESTS: (usize, u16) = (1, 1024);
 const TAG: usize = 36;
 
 /// The virtio file system device.
@@ -38,11 +38,76 @@ impl SharedFolder {
         let length = request.reader.available_bytes();
         // A request that is too long is not answered. Kernels adhere to the limits of the INIT reply and send none.
         let Some(bytes) = self.request.get_mut(..length) else { return 0 };
-        if request.reader.read_exact(bytes).is_err() {
+        let (head, rest) = bytes.split_at_mut(length.min(Share::WRITE_HEADER));
+        if request.reader.read_exact(head).is_err() {
             return 0;
         }
-        let reply = self.share.serve(bytes, request.writer.available_bytes());
+        let room = request.writer.available_bytes();
+        if let Some(writing) = self.share.writing(head, length, room) {
+            return self.write(&writing, request);
+        }
+        if request.reader.read_exact(rest).is_err() {
+            return 0;
+        }
+        if let Some(reading) = self.share.reading(bytes, room) {
+            return self.read(&reading, request);
+        }
+        let reply = self.share.serve(bytes, room);
         // Fails only if the driver has reset the device: the reply is not longer than the available bytes.
+        let _ = request.writer.write_all(reply);
+        reply.len()
+    }
+
+    /// Reads a file into the reply: straight, as far as the host has its content in memory.
+    fn read(&mut self, reading: &Transfer, request: &mut Request) -> usize {
+        let writer = &mut request.writer;
+        let mut header = writer.split_first(Share::REPLY_HEADER);
+        let mut done = 0;
+        let result = loop {
+            let (offset, left) = (reading.offset + done as u64, reading.len - done);
+            if left == 0 {
+                break Ok(());
+            }
+            match writer.read_from(&reading.file, offset, left, reading.at_once()) {
+                Ok(0) => break Ok(()),
+                Ok(more) => done += more,
+                // The host has to wait for it, or the file system does not know whether it would.
+                Err(_) => {
+                    break self.share.read_rest(reading, done).map(|rest| {
+                        // Fails only after a reset.
+                        let _ = writer.write_all(rest);
+                        done += rest.len();
+                    });
+                }
+            }
+        };
+        let result = if done > 0 { Ok(done) } else { result.map(|()| 0) };
+        let _ = header.write_all(&Share::read_header(reading, result));
+        Share::REPLY_HEADER + done
+    }
+
+    /// Writes the request's data to a file: straight, as far as the host does not have to wait for a disk.
+    fn write(&mut self, writing: &Transfer, request: &mut Request) -> usize {
+        let mut done = 0;
+        let result = loop {
+            let (offset, left) = (writing.offset + done as u64, writing.len - done);
+            if left == 0 {
+                break Ok(());
+            }
+            match request.reader.write_to(&writing.file, offset, left, writing.at_once()) {
+                Ok(0) => break Ok(()),
+                Ok(more) => done += more,
+                Err(_) => {
+                    let rest = &mut self.request[..left];
+                    if request.reader.read_exact(rest).is_err() {
+                        return 0;
+                    }
+                    break Share::write_rest(writing, done, rest).map(|more| done += more);
+                }
+            }
+        };
+        let result = if done > 0 { Ok(done) } else { result.map(|()| 0) };
+        let reply = self.share.write_reply(writing, result);
         let _ = request.writer.write_all(reply);
         reply.len()
     }

@@ -18,10 +18,12 @@ use super::Device;
 use crate::interrupt::Interrupt;
 
 mod pause;
+mod readable;
 mod session;
 mod state;
 
 use pause::PauseState;
+use readable::Readable;
 pub use session::{InvalidRing, Session};
 pub use state::TransportState;
 
@@ -80,6 +82,7 @@ pub struct Transport {
     /// Signalled when the device is paused.
     stopped: Condvar,
     interrupt_status: AtomicU32,
+    readable: Readable,
     interrupt: Box<dyn Interrupt>,
     kick: EventFd,
 }
@@ -138,6 +141,7 @@ impl Transport {
             }),
             stopped: Condvar::new(),
             interrupt_status: AtomicU32::new(0),
+            readable: Readable::default(),
             interrupt: Box::new(interrupt),
             kick: EventFd::new(vmm_sys_util::eventfd::EFD_NONBLOCK)?,
         }))
@@ -189,16 +193,16 @@ impl Transport {
     }
 
     fn register(&self, offset: u64) -> u32 {
+        self.register_in(&self.state(), offset)
+    }
+
+    fn register_in(&self, state: &State, offset: u64) -> u32 {
         match offset {
-            register::MAGIC => return MAGIC,
-            register::VERSION => return VERSION,
-            register::DEVICE_ID => return self.id,
-            register::VENDOR_ID => return VENDOR,
-            register::INTERRUPT_STATUS => return self.interrupt_status.load(Ordering::Acquire),
-            _ => {}
-        }
-        let state = self.state();
-        match offset {
+            register::MAGIC => MAGIC,
+            register::VERSION => VERSION,
+            register::DEVICE_ID => self.id,
+            register::VENDOR_ID => VENDOR,
+            register::INTERRUPT_STATUS => self.interrupt_status(),
             register::DEVICE_FEATURES => features_word(self.features, state.device_features_select),
             register::QUEUE_SIZE_MAX => {
                 state.queues.get(state.queue_select).map_or(0, |queue| queue.max_size().into())
@@ -209,6 +213,11 @@ impl Transport {
             offset if register::SHARED_MEMORY.contains(&offset) => u32::MAX,
             _ => 0,
         }
+    }
+
+    fn interrupt_status(&self) -> u32 {
+        let always = if self.readable.is_used() { interrupt::USED } else { 0 };
+        self.interrupt_status.load(Ordering::Acquire) | always
     }
 
     /// Handles a write to the registers.
@@ -223,6 +232,9 @@ impl Transport {
             register::STATUS if value == 0 => self.reset(),
             register::STATUS => self.set_status(value),
             _ => self.state().set(offset, value),
+        }
+        if offset != register::QUEUE_NOTIFY {
+            self.publish(&self.state());
         }
     }
 
@@ -259,8 +271,20 @@ impl Transport {
         let _ = self.kick.write(1);
     }
 
-    fn interrupt(&self, why: u32) {
-        self.interrupt_status.fetch_or(why, Ordering::AcqRel);
+    /// Notifies the driver of used buffers.
+    fn interrupt_for_used(&self) {
+        self.interrupt_status.fetch_or(interrupt::USED, Ordering::AcqRel);
+        self.raise();
+    }
+
+    /// Notifies the driver of a change of the configuration, or that the device needs a reset.
+    fn interrupt_for_config(&self, state: &State) {
+        self.interrupt_status.fetch_or(interrupt::CONFIG, Ordering::AcqRel);
+        self.publish(state);
+        self.raise();
+    }
+
+    fn raise(&self) {
         // If the write to the eventfd fails, an interrupt is pending already.
         let _ = self.interrupt.raise();
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use super::Device;
 use super::buffers::{Buffers, Reader, Writer};
@@ -205,31 +205,25 @@ fn buffers<'a>(
 ) -> Result<Option<(Buffers<'a>, Buffers<'a>)>, InvalidRing> {
     let memory = session.memory();
     let (mut readable, mut writable) = (Buffers::new(session), Buffers::new(session));
+    // The table is looked for once: a large request has hundreds of descriptors.
+    let table = usize::from(ring.size()) * size_of::<Descriptor>();
+    let table = memory.get_slice(GuestAddress(ring.desc_table()), table)?;
     let mut total = 0_u32;
     // A longer chain has a loop.
     for _ in 0..ring.size() {
         if index >= ring.size() {
             return Err(InvalidRing);
         }
-        let at = u64::from(index) * size_of::<Descriptor>() as u64;
-        let at = ring.desc_table().checked_add(at).ok_or(InvalidRing)?;
-        let descriptor: Descriptor = memory.read_obj(GuestAddress(at))?;
+        let at = usize::from(index) * size_of::<Descriptor>();
+        let descriptor: Descriptor = table.read_obj(at).map_err(|_| InvalidRing)?;
         if descriptor.refers_to_indirect_table() {
             return Err(InvalidRing);
         }
         // "Drivers MUST NOT add a descriptor chain longer than 2^32 bytes in total" (section 2.7.5.2).
         total = total.checked_add(descriptor.len()).ok_or(InvalidRing)?;
-        let (part, access) = if descriptor.is_write_only() {
-            (&mut writable, Permissions::Write)
-        } else {
-            (&mut readable, Permissions::Read)
-        };
-        let Ok(slices) = memory.get_slices(descriptor.addr(), descriptor.len() as usize, access) else {
+        let part = if descriptor.is_write_only() { &mut writable } else { &mut readable };
+        if !add(part, memory, &descriptor) {
             return Ok(None);
-        };
-        for slice in slices {
-            let Ok(slice) = slice else { return Ok(None) };
-            part.push(slice);
         }
         if !descriptor.has_next() {
             return Ok(Some((readable, writable)));
@@ -237,4 +231,15 @@ fn buffers<'a>(
         index = descriptor.next();
     }
     Err(InvalidRing)
+}
+
+/// Adds a descriptor's buffer. Returns false if it is not in the guest's memory.
+fn add<'a>(part: &mut Buffers<'a>, memory: &'a GuestMemoryMmap, descriptor: &Descriptor) -> bool {
+    let (start, length) = (descriptor.addr(), descriptor.len() as usize);
+    if let Ok(slice) = memory.get_slice(start, length) {
+        part.push(slice);
+        return true;
+    }
+    // It may be in two regions that are side by side.
+    memory.get_slices(start, length).all(|slice| slice.map(|slice| part.push(slice)).is_ok())
 }

@@ -12,6 +12,7 @@ mod network;
 mod orphans;
 mod ports;
 mod program;
+mod read_ahead;
 mod relay;
 mod restored;
 mod root;

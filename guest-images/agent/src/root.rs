@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 
 use guest_agent::protocol::{Network, OWN_FOLDERS, Start};
 
-use crate::sys;
+use crate::{read_ahead, sys};
 
 /// The initial file system, once there is another root.
 static INITIAL: OnceLock<OwnedFd> = OnceLock::new();
@@ -43,6 +43,7 @@ fn mount_layers(tag: &OsStr) -> std::result::Result<(), String> {
     // The host's set-user-ID programs and device nodes have no effect in the guest.
     let flags = libc::MS_NOSUID | libc::MS_NODEV;
     mount(&tag, HOST, c"virtiofs", flags | libc::MS_RDONLY, c"")?;
+    read_ahead::raise(path(HOST));
     mount(c"tmpfs", MEMORY, c"tmpfs", flags, c"mode=755")?;
     for layer in ["upper", "work"] {
         fs::create_dir(path(MEMORY).join(layer)).map_err(|error| format!("cannot make the root: {error}"))?;

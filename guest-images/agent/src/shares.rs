@@ -8,7 +8,7 @@ use std::path::Path;
 
 use guest_agent::protocol::{Access, Share};
 
-use crate::{root, sys};
+use crate::{read_ahead, root, sys};
 
 const KIND: &CStr = c"virtiofs";
 
@@ -27,7 +27,9 @@ fn mount_at(share: &Share) -> Result<()> {
     };
     // Set-user-ID programs and device nodes of the host have no effect in the guest.
     let flags = access | libc::MS_NOSUID | libc::MS_NODEV;
-    sys::mount(&c_string(&share.tag)?, &c_string(&share.path)?, KIND, flags)
+    sys::mount(&c_string(&share.tag)?, &c_string(&share.path)?, KIND, flags)?;
+    read_ahead::raise(Path::new(&share.path));
+    Ok(())
 }
 
 fn c_string(string: &OsStr) -> Result<CString> {

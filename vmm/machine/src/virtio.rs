@@ -5,11 +5,13 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use devices::virtio::{Device, MmioBus, Transport};
-use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
+use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
+use kvm_ioctls::{Cap, IoEventAddress, NoDatamatch, VmFd};
 use log::info;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::arch;
 use crate::error::MachineError;
@@ -17,6 +19,9 @@ use crate::kvm_error::KvmResultExt;
 
 /// Maximum number of virtio devices.
 pub const MAX_VIRTIO_DEVICES: usize = 8;
+
+/// KVM's number for the registers of the first device. Those before are for the guest's memory.
+const FIRST_SLOT: u32 = 16;
 
 /// The devices that are attached so far.
 #[derive(Default)]
@@ -37,6 +42,9 @@ impl Virtio {
         let notify = IoEventAddress::Mmio(arch::Board::VIRTIO.address(index) + Transport::NOTIFY);
         vm.register_ioevent(transport.kick(), &notify, NoDatamatch)
             .operation("register a virtio ioeventfd")?;
+        if arch::Board::HAS_READABLE_REGISTERS && vm.check_extension(Cap::ReadonlyMem) {
+            map_registers(vm, &transport, index)?;
+        }
         self.0.push(Arc::clone(&transport));
         Ok(transport)
     }
@@ -50,6 +58,28 @@ impl Virtio {
     pub fn bus(self) -> MmioBus {
         MmioBus::new(arch::Board::VIRTIO.base, self.0)
     }
+}
+
+/// Lets the guest read a device's registers without an exit. What it writes still exits, but for notifications and
+/// acknowledgements only as far as KVM.
+fn map_registers(vm: &VmFd, transport: &Transport, index: usize) -> Result<(), MachineError> {
+    let address = arch::Board::VIRTIO.address(index);
+    let page = transport.make_readable().map_err(MachineError::Event)?;
+    let region = kvm_userspace_memory_region {
+        slot: FIRST_SLOT + u32::try_from(index).expect("there are few devices"),
+        flags: KVM_MEM_READONLY,
+        guest_phys_addr: address,
+        memory_size: Transport::SIZE,
+        userspace_addr: page as u64,
+    };
+    // SAFETY: the page is mapped, and each vCPU keeps it mapped: it holds the bus, which holds the transport.
+    unsafe { vm.set_user_memory_region(region) }.operation("map the registers of a virtio device")?;
+    let (offset, value) = Transport::ACKNOWLEDGEMENT;
+    // Nobody waits for it. KVM keeps what it needs of the event.
+    let ignored = EventFd::new(libc::EFD_NONBLOCK).map_err(MachineError::Event)?;
+    vm.register_ioevent(&ignored, &IoEventAddress::Mmio(address + offset), value)
+        .operation("register a virtio ioeventfd")?;
+    Ok(())
 }
 
 /// The server of a device.

@@ -6,7 +6,7 @@ use std::sync::MutexGuard;
 use virtio_queue::Queue;
 use vm_memory::GuestMemoryMmap;
 
-use super::{PauseState, State, Transport, interrupt, status};
+use super::{PauseState, State, Transport, status};
 
 /// A ring or a descriptor of the driver is invalid, and the device needs a reset.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl<'a> Session<'a> {
         let result = work(&mut state.queues);
         if result.is_err() {
             state.status |= status::NEEDS_RESET;
-            self.transport.interrupt(interrupt::CONFIG);
+            self.transport.interrupt_for_config(&state);
         }
         result.ok()
     }
@@ -89,14 +89,15 @@ impl<'a> Session<'a> {
         let mut state = self.transport.state();
         state.config = config;
         state.generation = state.generation.wrapping_add(1);
+        self.transport.publish_config(&state);
         if self.is_current(&state) {
-            self.transport.interrupt(interrupt::CONFIG);
+            self.transport.interrupt_for_config(&state);
         }
     }
 
     /// Notifies the driver of used buffers. Called by [`Self::with_rings`]'s `work`.
     pub fn interrupt(self) {
-        self.transport.interrupt(interrupt::USED);
+        self.transport.interrupt_for_used();
     }
 
     fn is_current(self, state: &State) -> bool {

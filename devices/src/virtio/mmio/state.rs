@@ -124,10 +124,11 @@ impl Transport {
             pause: PauseState::Running,
         };
         self.interrupt_status.store(saved.interrupt_status, Ordering::Release);
+        self.publish(&state);
         drop(state);
         // Interrupts and notifications that were on their way are lost, and none that comes once more does harm.
         if saved.interrupt_status != 0 {
-            self.interrupt(saved.interrupt_status);
+            self.raise();
         }
         let _ = self.kick.write(1);
         Ok(())

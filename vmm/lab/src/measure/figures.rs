@@ -13,6 +13,8 @@ pub mod pmu;
 #[cfg(target_arch = "x86_64")]
 pub mod riscv;
 #[cfg(target_arch = "x86_64")]
+pub mod shares;
+#[cfg(target_arch = "x86_64")]
 pub mod watch;
 
 pub use output::run;

@@ -10,10 +10,16 @@ use guest_images::{Error, Progress, Result, Suite, run_tool};
 
 /// Returns the path of a tar archive of a directory with a package, and makes it first if it is not in the cache.
 pub fn archive(package: &str, progress: &mut Progress) -> Result<PathBuf> {
+    archive_of(package, &[], Suite::default(), progress)
+}
+
+/// Does the same with a package of this release, and with others beside it that it needs and that are not libraries.
+pub fn archive_of(package: &str, others: &[&str], suite: Suite, progress: &mut Progress) -> Result<PathBuf> {
     let cache = Cache::open()?;
-    let repository = Repository::open(&cache, Suite::default(), progress)?;
-    let mut packages = repository.resolve(&[package])?;
-    packages.retain(|other| other.name == package || other.is_library());
+    let repository = Repository::open(&cache, suite, progress)?;
+    let mut packages = repository.resolve(&[&[package], others].concat())?;
+    packages
+        .retain(|other| other.name == package || others.contains(&other.name.as_str()) || other.is_library());
     let key = packages.iter().fold(Key::new(package), |key, package| key.with(&package.file));
     let name = format!("{package}.tar");
     let entry = cache.entry(&key, progress, |progress, entry| {

@@ -40,26 +40,44 @@ pub fn linux(machine: MachineType, arguments: &[impl AsRef<OsStr>]) -> String {
     linux_of(machine, "guest/kernel", arguments)
 }
 
-/// A directory of the host that the peer shares with a guest by 9p.
+/// How the peer shares a directory of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// By 9p, with its own server.
+    NineP,
+    /// By virtio-fs, with the server that listens on a socket.
+    Virtiofsd,
+}
+
+/// A directory of the host that the peer shares with a guest.
 #[derive(Debug, Clone, Copy)]
 pub struct Folder<'a> {
-    /// A kernel with 9p, which the distribution's cloud kernels do not have.
+    /// A kernel that can mount it. The distribution's cloud kernels do not have 9p.
     pub kernel: &'a str,
-    /// Path of the directory.
+    /// Path of the directory, or of virtiofsd's socket.
     pub path: &'a str,
     /// The mount tag.
     pub tag: &'a str,
+    pub by: Sharing,
 }
 
-/// Returns the command of [`linux`] with a read-only directory, which the guest's command has to mount.
+/// Returns the command of [`linux`] with a directory, which the guest's command has to mount.
 pub fn linux_with_folder(machine: MachineType, folder: &Folder, arguments: &[impl AsRef<OsStr>]) -> String {
     let bus = machine.virtio_bus();
-    let Folder { kernel, path, tag } = folder;
-    format!(
-        "{} -fsdev local,id=folder,path={path},security_model=none,readonly=on \
-         -device virtio-9p-{bus},fsdev=folder,mount_tag={tag}",
-        linux_of(machine, kernel, arguments)
-    )
+    let Folder { kernel, path, tag, by } = folder;
+    let options = match by {
+        Sharing::NineP => format!(
+            "-fsdev local,id=folder,path={path},security_model=none \
+             -device virtio-9p-{bus},fsdev=folder,mount_tag={tag}"
+        ),
+        // Its largest queue.
+        Sharing::Virtiofsd => format!(
+            "-object memory-backend-memfd,id=memory,size=512M,share=on -machine memory-backend=memory \
+             -chardev socket,id=folder,path={path} \
+             -device vhost-user-fs-{bus},chardev=folder,tag={tag},queue-size=1024"
+        ),
+    };
+    format!("{} {options}", linux_of(machine, kernel, arguments))
 }
 
 /// A network of the peer's.

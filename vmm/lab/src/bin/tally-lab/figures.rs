@@ -12,6 +12,7 @@ use tally_lab::figures::commands::{Cost, Hello};
 use tally_lab::figures::fleet::{CPUS, GUEST_MIB, GUESTS, Look};
 use tally_lab::figures::net::Transfer;
 use tally_lab::figures::pmu::{Programs, UNCONFINED};
+use tally_lab::figures::shares::{MONITORS, Measured as MeasuredWork, Monitor, WORKS};
 use tally_lab::figures::watch::attention;
 use tally_lab::peer::{self, MachineType};
 use tally_lab::{Processor, Result, Scenario, published};
@@ -25,8 +26,10 @@ pub enum Measured {
     Boot,
     /// A guest's use of its counters.
     Pmu,
-    /// Commands and shared folders.
+    /// Commands.
     Use,
+    /// Work in shared folders.
+    Shares,
     /// Many guests on one host.
     Fleet,
     /// A guest's network.
@@ -47,6 +50,7 @@ pub fn measure(what: Measured, file: Option<&Path>, progress: &mut Progress) -> 
         Measured::Boot => ("boot", boot),
         Measured::Pmu => ("pmu", pmu),
         Measured::Use => ("use", commands),
+        Measured::Shares => ("shares", shares),
         Measured::Fleet => ("fleet", fleet),
         Measured::Net => ("net", network),
         Measured::Watch => ("watch", monitoring),
@@ -195,7 +199,7 @@ fn network(progress: &mut Progress) -> Result<String> {
     Ok(table)
 }
 
-/// Measures commands and shared folders.
+/// Measures commands.
 fn commands(progress: &mut Progress) -> Result<String> {
     progress.step("running commands with Tally and the peer");
     let figures = figures::commands::measure(&beside::program("tally", progress)?, progress)?;
@@ -217,22 +221,32 @@ fn commands(progress: &mut Progress) -> Result<String> {
         "\nThe guest of `tally,restored` was written by `tally snapshot` in {seconds:.3} s, and takes {} MiB.",
         kib >> 10
     ));
-    line(format!(
-        "\n| {} MiB from a shared folder | in pieces of | took | per second |",
-        figures::commands::MIB
-    ));
-    line("|---|---:|---:|---:|".to_owned());
-    for reading in &figures.readings {
-        let speed = reading.megabytes_per_second();
-        line(format!(
-            "| {} | {} | {} | {speed:.0} MB |",
-            reading.monitor,
-            reading.block,
-            cost(&reading.cost)
-        ));
-    }
-    line(format!("\nThe program has {} KiB.", figures.program_bytes >> 10));
+    line(format!("The program has {} KiB.", figures.program_bytes >> 10));
     Ok(text)
+}
+
+/// Measures work in shared folders: a table with a column for each monitor.
+fn shares(progress: &mut Progress) -> Result<String> {
+    progress.step("working in shared folders of Tally and the peers");
+    let (tally, workload) =
+        (beside::program("tally", progress)?, beside::program("share-workload", progress)?);
+    let measured = figures::shares::measure(&tally, &workload, &MONITORS, progress)?;
+    let names: Vec<String> = MONITORS.iter().map(|monitor| monitor.name()).collect();
+    let mut table =
+        format!("| in a shared folder | {} |\n|---|{}\n", names.join(" | "), "---:|".repeat(names.len()));
+    for work in WORKS {
+        let cell = |monitor: &Monitor| {
+            let cost = measured.iter().find(|one| (one.monitor, one.work) == (*monitor, work));
+            cost.map_or("-".to_owned(), |MeasuredWork { cost: Cost { exits, seconds }, .. }| {
+                let speed = work.megabytes_per_second(*seconds).map(|speed| format!(", {speed:.0} MB/s"));
+                format!("{seconds:.3} s, {exits} exits{}", speed.unwrap_or_default())
+            })
+        };
+        let cells: Vec<String> = MONITORS.iter().map(cell).collect();
+        writeln!(table, "| {} | {} |", work.name, cells.join(" | "))
+            .expect("writing to a string cannot fail");
+    }
+    Ok(table)
 }
 
 /// Measures what monitoring costs a guest.

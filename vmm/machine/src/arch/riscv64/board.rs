@@ -53,6 +53,8 @@ impl Board {
     pub const KERNEL_PARAMETERS: &'static str = "console=ttyS0 earlycon=sbi panic=-1";
     /// Interrupt line of the serial port.
     pub const CONSOLE_GSI: u32 = COM.gsi;
+    /// On RISC-V each access to a register exits to the VMM: nothing else was tried.
+    pub const HAS_READABLE_REGISTERS: bool = false;
     /// Address and interrupt line of the first virtio device.
     pub const VIRTIO: FirstVirtio = VIRTIO;
 

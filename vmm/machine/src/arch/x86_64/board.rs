@@ -52,6 +52,8 @@ impl Board {
     pub const KERNEL_PARAMETERS: &'static str = "console=ttyS0 8250.nr_uarts=1 panic=-1 pci=off";
     /// Interrupt line of the serial port.
     pub const CONSOLE_GSI: u32 = COM.gsi;
+    /// Virtio devices' registers are in read-only memory of the guest, if KVM has that.
+    pub const HAS_READABLE_REGISTERS: bool = true;
     /// Address and interrupt line of the first virtio device.
     pub const VIRTIO: FirstVirtio = VIRTIO;
 
