@@ -8,6 +8,7 @@ pub mod btf;
 pub mod kallsyms;
 pub mod linux;
 mod mappings;
+pub mod modules;
 pub mod sample;
 
 use std::collections::BTreeMap;

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use tally_machine::Sample;
+use tally_machine::{Module, Sample};
 use vpmu::event::{Event, Filter, GenericEvent};
 use vpmu::policy::{Rule, UnknownEvent};
 use vpmu_perf::Rate;
@@ -118,8 +118,11 @@ pub struct Samples {
 /// A part of the symbols of the guest's kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SymbolsPart {
-    /// Lines as in `/proc/kallsyms`. Empty if no symbols were found.
+    /// Lines as in `/proc/kallsyms`, the modules' behind the kernel's own. Empty if no symbols were found.
     pub text: String,
+    /// The modules, in the first part.
+    #[serde(default)]
+    pub modules: Vec<Module>,
     /// There are more.
     pub more: bool,
 }

@@ -26,6 +26,7 @@ fn on_any_host() -> Vec<Test> {
         call_chains_are_those_that_the_guests_own_perf_takes,
         a_guest_that_is_recorded_counts_the_same,
         symbols_are_those_that_the_guests_kernel_shows,
+        functions_of_modules_are_named_as_the_guests_own_perf_names_them,
         functions_of_programs_on_a_share_are_named,
         a_flame_graph_has_a_tower_for_each_process,
         another_file_of_a_programs_name_does_not_name_its_functions,
@@ -64,6 +65,16 @@ record() {
 samples() { perf script -i $1.data --kallsyms $1.data.kallsyms -F $2; }
 ";
 
+/// A shell function that prints the sum of a list of symbols, without the difference that small letters make for those
+/// of modules, and without what is no module. And a command that prints what is compared of a list of modules.
+const HASHED: &str =
+    "hashed() { (grep -vF [ $1; grep -F [ $1 | grep -vF -e bpf] -e __builtin | tr A-Z a-z) | sha256sum; };";
+const LISTED: &str = "cut -d \" \" -f 1,2,6";
+
+/// A command in a guest that calls functions of a module, that of shared folders, and counts between two samples of it.
+const READ: &str = "dd if=zeroes of=/dev/null bs=1";
+const MODULE_PERIOD: u64 = 100_003;
+
 /// The guests wait for so long until they are recorded.
 const WAIT: &str = "echo ready; sleep 4;";
 
@@ -101,10 +112,21 @@ static RESULTS: OnEachHost = OnEachHost::new(|| {
         )
         .step(
             "symbols",
-            &step(
-                "guest symbols \"grep -v '\\\\[' /proc/kallsyms | sha256sum; echo ready; sleep 9\"; ./tally symbols symbols folder && \
-                 sha256sum <folder/kallsyms && cat symbols.said; kill $vm; wait $vm; ls folder",
-            ),
+            &step(&format!(
+                "{HASHED} guest symbols '{HASHED} hashed /proc/kallsyms; {LISTED} /proc/modules; echo ready; sleep 9' --share .; \
+                 ./tally symbols symbols folder && hashed folder/kallsyms && {LISTED} folder/modules && echo && \
+                 cat symbols.said; kill $vm; wait $vm; ls folder",
+            )),
+        )
+        .step(
+            "modules",
+            &step(&format!(
+                "dd if=/dev/zero of=zeroes bs=1k count=64 2>/dev/null; \
+                 guest modules '{READ}; perf record -q -o /tmp/data -e instructions:k -c {MODULE_PERIOD} {READ}; \
+                 perf script -i /tmp/data -F comm,ip,sym,dso; {WAIT} {READ}; echo done; sleep 9' --share .; \
+                 record modules -e instructions:k -c {MODULE_PERIOD} --call-graph no --flamegraph modules.svg && sed /ready/q modules.said && \
+                 samples modules comm,ip,sym,dso && grep -o '<title>[^<]*' modules.svg"
+            )),
         )
         .step(
             "programs",
@@ -165,9 +187,9 @@ static RESULTS: OnEachHost = OnEachHost::new(|| {
 fn second(steps: Steps) -> Steps {
     let newer = |steps, name, suite| {
         let step = format!(
-            "{FUNCTIONS} guest {name} \"grep -v '\\\\[' /proc/kallsyms | sha256sum; {WAIT} ./track; echo done; sleep 9\" --kernel {name}/boot/vmlinuz; \
-             record {name} -e instructions:u -c {PERIOD} && sha256sum <{name}.data.kallsyms && cat {name}.said && samples {name} comm,ip && \
-             perf script -i {name}.data --show-mmap-events | grep MMAP2"
+            "{FUNCTIONS} {HASHED} guest {name} '{HASHED} hashed /proc/kallsyms; {WAIT} ./track; echo done; sleep 9' --kernel {name}/boot/vmlinuz; \
+             record {name} -e instructions:u -c {PERIOD} && hashed {name}.data.kallsyms && cat {name}.said && samples {name} comm,ip && \
+             perf script -i {name}.data --show-mmap-events | grep MMAP"
         );
         with_installed_kernel(steps, name, suite).step(&format!("with-{name}"), &step)
     };
@@ -248,9 +270,35 @@ fn a_guest_that_is_recorded_counts_the_same() {
 
 fn symbols_are_those_that_the_guests_kernel_shows() {
     let text = printed("symbols");
-    let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines[0], lines[1], "{text}");
-    assert_eq!(lines[2..], ["ready", "kallsyms"], "{text}");
+    let (ours, own) = text.split_once("\n\n").expect("both are printed");
+    let own: Vec<&str> = own.lines().collect();
+    let ours: Vec<&str> = ours.lines().collect();
+    assert_eq!(own[..ours.len()], ours, "{text}");
+    assert!(ours[1..].iter().any(|line| line.starts_with("fuse ")), "{text}");
+    assert_eq!(own[ours.len()..], ["ready", "kallsyms", "modules"], "{text}");
+}
+
+/// Returns how many samples each function of a module has, from lines of address, name and file.
+fn of_module<'a>(text: &'a str, module: &str) -> BTreeMap<&'a str, usize> {
+    let mut functions = BTreeMap::new();
+    for line in text.lines().filter_map(|line| line.strip_suffix(module)) {
+        *functions.entry(line.split_whitespace().last().expect("a name")).or_default() += 1;
+    }
+    functions
+}
+
+fn functions_of_modules_are_named_as_the_guests_own_perf_names_them() {
+    let text = printed("modules");
+    let (own, ours) = text.split_once("ready").expect("it has waited");
+    let [own, ours] = [own, ours].map(|text| of_module(text, " ([fuse])"));
+    // Each run's samples are at other instructions of the same code.
+    let often =
+        |functions: &BTreeMap<&str, usize>| functions.values().filter(|samples| **samples > 4).count();
+    let are_in = |one: &BTreeMap<&str, usize>, other: &BTreeMap<&str, usize>| {
+        one.iter().all(|(function, samples)| *samples <= 4 || other.contains_key(function))
+    };
+    assert!(often(&own) > 1 && are_in(&own, &ours) && are_in(&ours, &own), "{own:?} {ours:?}");
+    assert!(text.contains("<title>fuse_file_read_iter [fuse] ("), "{text}");
 }
 
 /// Returns how many samples a program has with these words behind the address.
@@ -409,6 +457,7 @@ fn a_newer_kernels_symbols_and_processes_are_found() {
         let text = printed(name);
         let mut lines = text.lines();
         assert_eq!(lines.next(), lines.next(), "{name}");
+        assert!(text.contains("[virtio_console]"), "{name}: {text}");
         are_all_in_order(&text);
         assert!(
             text.lines().any(|line| line.contains("MMAP2") && line.ends_with(" /root/track")),

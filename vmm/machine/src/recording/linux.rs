@@ -7,6 +7,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestM
 use super::btf::{self, Types};
 use super::kallsyms::{BEFORE, BEHIND, DIGITS, Symbols};
 use super::mappings::{Mappings, Region};
+use super::modules::{Module, Modules};
 use super::sample::{Mapping, Task};
 use crate::arch::AddressSpace;
 
@@ -250,6 +251,20 @@ fn build_id_of(notes: &[u8]) -> Option<[u8; 20]> {
         }
         rest = behind;
     }
+}
+
+/// Returns the modules of a kernel, and the text that `/proc/kallsyms` has for their symbols.
+pub fn modules(
+    symbols: &Symbols,
+    space: AddressSpace,
+    memory: &GuestMemoryMmap,
+) -> Option<(Vec<Module>, String)> {
+    let symbol = |name: &str| symbols.address(name);
+    let space = space.of_kernel(memory, symbol)?;
+    let types = types(symbols, space, memory)?;
+    let read = |address: u64, bytes: &mut [u8]| space.read(memory, address, bytes);
+    let modules = Modules::find(&Types::read(&types)?, symbol("modules")?, &read)?;
+    Some((modules.iter().cloned().collect(), modules.text(&read)))
 }
 
 /// Returns the first two numbers of the kernel's version, from what it says of itself: `Linux version 6.12.1-...`.

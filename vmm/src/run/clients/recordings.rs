@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use log::info;
-use tally_machine::{GuestLinux, GuestRam, Recording, SamplingPlan, Symbols, VcpuHandles, build_id, symbols};
+use tally_machine::{
+    GuestLinux, GuestRam, Recording, SamplingPlan, Symbols, VcpuHandles, build_id, modules, symbols,
+};
 use vpmu_perf::{HostPmu, Sampling};
 
 use crate::protocol::message::Answer;
@@ -22,17 +24,25 @@ pub struct RecordingSession {
 }
 
 impl RecordingSession {
-    /// Returns a part of the text of the kernel's symbols. The first part is of the kernel of now.
-    pub fn symbols(&mut self, memory: &GuestRam, from: usize) -> Answer {
+    /// Returns a part of the text of the kernel's symbols. The first part is of the kernel of now, with its modules.
+    pub fn symbols(&mut self, memory: &GuestRam, vcpus: &VcpuHandles, from: usize) -> Answer {
+        let mut listed = Vec::new();
         if from == 0 {
             let found = symbols(&memory.mapped);
             self.text = found.as_ref().map(Symbols::text).unwrap_or_default();
+            let kernel = found.as_ref().zip(vcpus.address_space());
+            let of_modules = kernel.and_then(|(symbols, space)| modules(symbols, space, &memory.mapped));
+            if let Some((modules, text)) = of_modules {
+                listed = modules;
+                self.text += &text;
+            }
             self.symbols = found;
         }
         let rest = self.text.get(from..).unwrap_or_default();
         // Whole lines.
         let end = rest.get(..MAX_PART).and_then(|part| part.rfind('\n')).map_or(rest.len(), |last| last + 1);
-        Answer::Symbols(SymbolsPart { text: rest[..end].to_owned(), more: end < rest.len() })
+        let part = SymbolsPart { text: rest[..end].to_owned(), modules: listed, more: end < rest.len() };
+        Answer::Symbols(part)
     }
 
     /// Begins to sample the VM.
