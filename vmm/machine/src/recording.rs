@@ -105,19 +105,13 @@ impl Recorder {
         let Some(look) = Look::of(fd, memory) else { return };
         let linux = self.order.linux.as_deref();
         let running = linux.and_then(|linux| linux.running(memory, self.vcpu));
-        let (mut kernel, mut user) = (Vec::new(), Vec::new());
-        if self.order.plan.has_chains {
-            if look.is_user {
-                user = look.callers(memory);
-            } else if linux.is_some_and(|linux| linux.has_frames) {
-                kernel = look.callers(memory);
+        let [kernel, user] = match linux.zip(running.as_ref()) {
+            _ if !self.order.plan.has_chains => Default::default(),
+            Some((linux, running)) if !look.is_user => {
+                look.kernel_callers(memory, &linux.unwinder, running.stack)
             }
-            if let Some(running) = &running
-                && !look.is_user
-            {
-                user = look.entered_from(memory, running.stack);
-            }
-        }
+            _ => [Vec::new(), look.callers(memory)],
+        };
         let addresses = look.is_user.then_some(look.instruction).into_iter().chain(user.iter().copied());
         let (mappings, regions) = match linux.zip(running.as_ref()) {
             Some((linux, running)) => self.mappings(linux, running, addresses),

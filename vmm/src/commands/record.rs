@@ -195,7 +195,7 @@ pub fn remarks(has_symbols: bool, begun: &Begun, chains: bool) -> Vec<&'static s
     }
     if chains && !begun.has_kernel_chains {
         remarks.push(
-            "the guest's kernel has no frame pointers: in it, chains begin where a program has entered it",
+            "the guest's kernel does not say who called its functions: in it, chains begin where a program has entered it",
         );
     }
     remarks

@@ -9,7 +9,7 @@ use super::kallsyms::{BEFORE, BEHIND, DIGITS, Symbols};
 use super::mappings::{Mappings, Region};
 use super::modules::{Module, Modules};
 use super::sample::{Mapping, Task};
-use crate::arch::AddressSpace;
+use crate::arch::{AddressSpace, Unwinder};
 
 /// Maximum size of the part of a memory where symbols are looked for: a kernel is not loaded higher.
 const SEARCHED: u64 = 4 << 30;
@@ -36,8 +36,8 @@ pub struct GuestLinux {
     mappings: Option<Mappings>,
     /// Where its descriptions of all pages begin, and the size of one.
     pages: Option<(u64, u64)>,
-    /// The kernel keeps frame pointers.
-    pub has_frames: bool,
+    /// How its callers are found.
+    pub unwinder: Unwinder,
 }
 
 /// A thread that a vCPU runs.
@@ -129,7 +129,7 @@ impl GuestLinux {
             stack: offset("stack")?,
             mappings: version(symbols, space, memory).and_then(|version| Mappings::find(&types, version)),
             pages: pages.zip(types.size("page").filter(|size| *size > 0)),
-            has_frames: symbol("__start_orc_unwind").is_none(),
+            unwinder: unwinder(symbols, &types, space, memory),
         })
     }
 
@@ -251,6 +251,15 @@ fn build_id_of(notes: &[u8]) -> Option<[u8; 20]> {
         }
         rest = behind;
     }
+}
+
+/// Returns how a kernel with these symbols and types keeps its callers.
+fn unwinder(symbols: &Symbols, types: &Types, space: AddressSpace, memory: &GuestMemoryMmap) -> Unwinder {
+    let symbol = |name: &str| symbols.address(name);
+    let bit = |structure: &str, member: &str| types.bit(structure, member);
+    let read = |address: u64, bytes: &mut [u8]| space.read(memory, address, bytes);
+    let modules = symbol("modules").and_then(|head| Modules::find(types, head, &read));
+    Unwinder::find(&symbol, &bit, &modules.map(|modules| modules.places()).unwrap_or_default(), &read)
 }
 
 /// Returns the modules of a kernel, and the text that `/proc/kallsyms` has for their symbols.

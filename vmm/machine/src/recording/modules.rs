@@ -5,6 +5,7 @@
 //! end, all of them together read a limited number of bytes, and what does not fit together is not there.
 
 use std::fmt::Write;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -137,6 +138,14 @@ impl Modules {
     /// Returns the modules.
     pub fn iter(&self) -> impl Iterator<Item = &Module> {
         self.found.iter().map(|(_, module)| module)
+    }
+
+    /// Returns the addresses of the kernel's descriptions of them, with their code.
+    pub fn places(&self) -> Vec<(u64, Range<u64>)> {
+        self.found
+            .iter()
+            .map(|(address, module)| (*address, module.start..module.start + module.len))
+            .collect()
     }
 
     /// Returns the text that `/proc/kallsyms` has for their symbols, but for the letters of those that are exported,

@@ -90,7 +90,7 @@ impl RecordingSession {
             config,
             has_processes: linux.is_some(),
             has_mappings: linux.as_ref().is_some_and(|linux| linux.has_mappings()),
-            has_kernel_chains: options.chains && linux.is_some_and(|linux| linux.has_frames),
+            has_kernel_chains: options.chains && linux.is_some_and(|linux| linux.unwinder.is_known()),
             build_id: kernel.and_then(|(symbols, space)| build_id(symbols, space, &memory.mapped)),
         }))
     }
