@@ -12,7 +12,7 @@ use tally_lab::figures::commands::{Cost, Hello};
 use tally_lab::figures::fleet::{CPUS, GUEST_MIB, GUESTS, Look};
 use tally_lab::figures::net::Transfer;
 use tally_lab::figures::pmu::{Programs, UNCONFINED};
-use tally_lab::figures::watch::attention;
+use tally_lab::figures::watch::{attention, outside};
 use tally_lab::peer::{self, MachineType};
 use tally_lab::{Processor, Result, Scenario, published};
 
@@ -240,11 +240,14 @@ fn monitoring(progress: &mut Progress) -> Result<String> {
     progress.step("sampling in guests with and without monitoring");
     let tally = beside::program("tally", progress)?;
     let figures = figures::watch::measure(&["amd", "intel"], &tally, progress)?;
+    progress.step("sampling guests from outside");
+    let outside = outside::measure(&tally, progress)?;
     progress.step("monitoring running guests, and taking counters from them");
     let programs = attention::Programs { thief: beside::program("counter-thief", progress)?, tally };
     let extent = attention::Extent { counters: &[1, 6], seconds: 5 };
     let attention = attention::measure(extent, &programs, progress)?;
-    Ok(format!("{}\n{}", figures::watch::table(&figures), attention::table(&attention)))
+    let tables = [figures::watch::table(&figures), outside::table(&outside), attention::table(&attention)];
+    Ok(tables.join("\n"))
 }
 
 fn seconds(time: Duration) -> String {
