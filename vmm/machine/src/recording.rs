@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use kvm_ioctls::VcpuFd;
 use rustix::time::{ClockId, clock_gettime};
-use vpmu::event::{Event, Filter};
-use vpmu_perf::{HostPmu, Rate, Sampling};
+use vpmu::event::Filter;
+use vpmu_perf::{Encoded, Rate, Sampling};
 
 use crate::arch::Look;
 use crate::memory::GuestRam;
@@ -34,16 +34,22 @@ const MAX_REGIONS: usize = 16;
 /// What is sampled, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
-    /// The host's PMU that counts.
-    pub pmu: HostPmu,
-    /// The event.
-    pub event: Event,
+    /// The event: the host's encoding, or [`Sampling::CLOCK`].
+    pub event: Encoded,
     /// The guest's privilege levels.
     pub filter: Filter,
     /// When a sample is taken.
     pub rate: Rate,
     /// Each sample has its callers.
     pub has_chains: bool,
+}
+
+impl Plan {
+    /// Returns whether there is no sample of this privilege level, though the event does not know that.
+    fn leaves_out(&self, is_user: bool) -> bool {
+        let unwanted = if is_user { Filter::Kernel } else { Filter::User };
+        self.event == Sampling::CLOCK && self.filter == unwanted
+    }
 }
 
 /// Order to a vCPU to begin to sample itself.
@@ -90,10 +96,10 @@ impl Recorder {
         if !Look::IS_AVAILABLE {
             return Err(RecordError::Architecture);
         }
-        let Plan { pmu, event, filter, rate, .. } = order.plan;
-        let event = Sampling::of_this_thread(pmu, event, filter, rate)
+        let Plan { event: encoded, filter, rate, .. } = order.plan;
+        let event = Sampling::of_this_thread(encoded, filter, rate)
             .map_err(|error| RecordError::Refused(refusal(&error)))?;
-        if event.read().is_some_and(|reading| reading.running == 0) {
+        if encoded != Sampling::CLOCK && event.read().is_some_and(|reading| reading.running == 0) {
             return Err(RecordError::NoCounter);
         }
         Ok(Self { vcpu, event, order, ram: ram.clone(), counted: 0, known: BTreeMap::new() })
@@ -103,6 +109,9 @@ impl Recorder {
     pub fn sample(&mut self, fd: &VcpuFd) {
         let memory = &self.ram.mapped;
         let Some(look) = Look::of(fd, memory) else { return };
+        if self.order.plan.leaves_out(look.is_user) {
+            return;
+        }
         let linux = self.order.linux.as_deref();
         let running = linux.and_then(|linux| linux.running(memory, self.vcpu));
         let [kernel, user] = match linux.zip(running.as_ref()) {

@@ -19,7 +19,7 @@ use crate::cli::{Record, Symbols};
 use crate::commands::client::{self, ClientError, Vm};
 use crate::commands::functions::{Functions, Symbols as KernelSymbols};
 use crate::host::{printer, signals};
-use crate::protocol::recording::{Begun, RecordOptions, SampleRate, Samples};
+use crate::protocol::recording::{Begun, RecordOptions, SampleRate, Samples, WhyClock};
 use crate::run::flamegraph::Picture;
 use crate::run::flamegraph::stacks::Stacks;
 use perf_data::{Description, Writer};
@@ -188,6 +188,12 @@ pub fn remarks(has_symbols: bool, begun: &Begun, chains: bool) -> Vec<&'static s
     if !has_symbols {
         remarks.push("no symbols of a Linux kernel were found in the guest's memory");
     }
+    remarks.extend(begun.clock.map(|why| match why {
+        WhyClock::NoPmu => "this host has no PMU: samples are taken by time, also while the host's kernel works for the VM",
+        WhyClock::NoCounter => {
+            "no counter of the host is free: samples are taken by time, also while the host's kernel works for the VM"
+        }
+    }));
     if !begun.has_processes {
         remarks.push("the guest's kernel does not say which process runs: each has the address of its page tables as its name");
     } else if !begun.has_mappings {

@@ -100,8 +100,21 @@ pub struct Begun {
     pub has_mappings: bool,
     /// The samples have callers in the kernel.
     pub has_kernel_chains: bool,
+    /// Why a clock samples in place of the event.
+    #[serde(default)]
+    pub clock: Option<WhyClock>,
     /// Build id of the guest's kernel, if it was found.
     pub build_id: Option<[u8; 20]>,
+}
+
+/// Why a VM is sampled by a clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WhyClock {
+    /// The host has no PMU.
+    NoPmu,
+    /// The guest's counters and others hold those of the host.
+    NoCounter,
 }
 
 /// Samples since the last ones.

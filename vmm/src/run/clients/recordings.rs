@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use log::info;
 use tally_machine::{
-    GuestLinux, GuestRam, Recording, SamplingPlan, Symbols, VcpuHandles, build_id, modules, symbols,
+    GuestLinux, GuestRam, RecordError, Recording, SamplingPlan, Symbols, VcpuHandles, build_id, modules,
+    symbols,
 };
+use vpmu::event::{Event, GenericEvent};
 use vpmu_perf::{HostPmu, Sampling};
 
 use crate::protocol::message::Answer;
 use crate::protocol::recording::{
-    Begun, MAX_PART, MAX_WORDS, RecordOptions, SampledEvent, Samples, SymbolsPart,
+    Begun, MAX_PART, MAX_WORDS, RecordOptions, SampleRate, SampledEvent, Samples, SymbolsPart, WhyClock,
 };
 
 /// State that is kept for a client that records.
@@ -67,8 +69,8 @@ impl RecordingSession {
     ) -> Result<Answer, String> {
         let SampledEvent { event, filter, .. } =
             options.event.parse().map_err(|error: crate::protocol::recording::NoEvent| error.to_string())?;
-        let pmu = host.ok_or("this host has no PMU")?;
-        let (kind, config) = Sampling::encoding(pmu, event).map_err(|error| error.to_string())?;
+        let encoded = host.map(|pmu| Sampling::encoding(pmu, event)).transpose();
+        let encoded = encoded.map_err(|error| error.to_string())?;
         if self.recording.is_some() {
             return Err("this client records it already".to_owned());
         }
@@ -80,9 +82,25 @@ impl RecordingSession {
         let linux =
             kernel.and_then(|(symbols, space)| GuestLinux::find(symbols, space, &memory.mapped, cpus));
         let linux = linux.map(Arc::new);
-        let plan =
-            SamplingPlan { pmu, event, filter, rate: options.rate.of_perf(), has_chains: options.chains };
-        let recording = vcpus.record(plan, linux.as_ref()).map_err(|error| error.to_string())?;
+        let begin = |event| {
+            let rate = options.rate.of_perf();
+            let plan = SamplingPlan { event, filter, rate, has_chains: options.chains };
+            vcpus.record(plan, linux.as_ref())
+        };
+        // So many samples in a second of cycles are as many of time.
+        let is_of_time =
+            event == Event::Generic(GenericEvent::Cycles) && matches!(options.rate, SampleRate::Frequency(_));
+        let (recording, (kind, config), clock) = match encoded {
+            Some(encoded) => match begin(encoded) {
+                Err(RecordError::NoCounter) if is_of_time => {
+                    (begin(Sampling::CLOCK), Sampling::CLOCK, Some(WhyClock::NoCounter))
+                }
+                begun => (begun, encoded, None),
+            },
+            None if is_of_time => (begin(Sampling::CLOCK), Sampling::CLOCK, Some(WhyClock::NoPmu)),
+            None => return Err("this host has no PMU".to_owned()),
+        };
+        let recording = recording.map_err(|error| error.to_string())?;
         self.recording = Some(recording);
         info!("the machine is sampled from outside: {}", options.event);
         Ok(Answer::Recording(Begun {
@@ -90,6 +108,7 @@ impl RecordingSession {
             config,
             has_processes: linux.is_some(),
             has_mappings: linux.as_ref().is_some_and(|linux| linux.has_mappings()),
+            clock,
             has_kernel_chains: options.chains && linux.is_some_and(|linux| linux.unwinder.is_known()),
             build_id: kernel.and_then(|(symbols, space)| build_id(symbols, space, &memory.mapped)),
         }))
