@@ -30,6 +30,8 @@ use sample::{Mapping, Sample, SampleBuffer};
 /// can make up any number.
 const MAX_KNOWN: usize = 1 << 12;
 const MAX_REGIONS: usize = 16;
+/// Lowest address at which a program may have anything: what frame pointers lead to is often below.
+const LOWEST: u64 = 4 << 10;
 
 /// What is sampled, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,7 +172,7 @@ impl Recorder {
         let memory = &self.ram.mapped;
         let mut found: Vec<Region> = Vec::new();
         let mut looks = 0;
-        for address in addresses {
+        for address in addresses.filter(|address| *address >= LOWEST) {
             if found.iter().any(|region| (region.start..region.end).contains(&address)) {
                 continue;
             }

@@ -324,9 +324,9 @@ fn own_and_ours(text: &str) -> [BTreeMap<Vec<Function<'_>>, usize>; 2] {
 
 /// Checks that what is frequent for one of them is known to the other: each run's samples are at other instructions of
 /// the same code.
-fn are_the_same<T: Ord + std::fmt::Debug>(chains: [BTreeMap<T, usize>; 2]) {
+fn are_the_same<T: Ord + std::fmt::Debug>(chains: &[BTreeMap<T, usize>; 2]) {
     const OFTEN: usize = 20;
-    let [own, ours] = &chains;
+    let [own, ours] = chains;
     for [one, other] in [[own, ours], [ours, own]] {
         let often: Vec<&T> =
             one.iter().filter(|(_, samples)| **samples >= OFTEN).map(|(what, _)| what).collect();
@@ -339,7 +339,7 @@ fn are_those_of_its_own_perf(step: &str) {
     let text = printed(step);
     let chains = own_and_ours(&text);
     assert!(chains[0].keys().any(|chain| chain.len() > 5), "{chains:#?}");
-    are_the_same(chains);
+    are_the_same(&chains);
 }
 
 fn callers_in_the_kernel_are_those_of_the_guests_own_perf() {
@@ -362,7 +362,7 @@ fn functions_of_modules_are_named_as_the_guests_own_perf_names_them() {
         }
         functions
     });
-    are_the_same(functions);
+    are_the_same(&functions);
     assert!(text.contains("<title>fuse_file_read_iter [fuse] ("), "{text}");
 }
 

@@ -95,7 +95,7 @@ impl RecordingSession {
                 Err(RecordError::NoCounter) if is_of_time => {
                     (begin(Sampling::CLOCK), Sampling::CLOCK, Some(WhyClock::NoCounter))
                 }
-                begun => (begun, encoded, None),
+                started => (started, encoded, None),
             },
             None if is_of_time => (begin(Sampling::CLOCK), Sampling::CLOCK, Some(WhyClock::NoPmu)),
             None => return Err("this host has no PMU".to_owned()),

@@ -33,6 +33,8 @@ pub enum Measured {
     Net,
     /// Monitoring of a guest from the host.
     Watch,
+    /// Sampling of a guest from outside.
+    Outside,
     /// A guest's use of its counters on an Intel host.
     Intel,
     /// A RISC-V guest's use of its counters.
@@ -50,6 +52,7 @@ pub fn measure(what: Measured, file: Option<&Path>, progress: &mut Progress) -> 
         Measured::Fleet => ("fleet", fleet),
         Measured::Net => ("net", network),
         Measured::Watch => ("watch", monitoring),
+        Measured::Outside => ("outside", sampling),
         Measured::Intel => ("intel", intel),
         Measured::Riscv => ("riscv", figures::riscv::measure),
         Measured::Ebb => ("ebb", branches),
@@ -240,14 +243,18 @@ fn monitoring(progress: &mut Progress) -> Result<String> {
     progress.step("sampling in guests with and without monitoring");
     let tally = beside::program("tally", progress)?;
     let figures = figures::watch::measure(&["amd", "intel"], &tally, progress)?;
-    progress.step("sampling guests from outside");
-    let outside = outside::measure(&tally, progress)?;
     progress.step("monitoring running guests, and taking counters from them");
     let programs = attention::Programs { thief: beside::program("counter-thief", progress)?, tally };
     let extent = attention::Extent { counters: &[1, 6], seconds: 5 };
     let attention = attention::measure(extent, &programs, progress)?;
-    let tables = [figures::watch::table(&figures), outside::table(&outside), attention::table(&attention)];
-    Ok(tables.join("\n"))
+    Ok(format!("{}\n{}", figures::watch::table(&figures), attention::table(&attention)))
+}
+
+/// Measures what it costs a guest to be sampled from outside.
+fn sampling(progress: &mut Progress) -> Result<String> {
+    progress.step("sampling guests from outside");
+    let tally = beside::program("tally", progress)?;
+    Ok(outside::table(&outside::measure(&tally, progress)?))
 }
 
 fn seconds(time: Duration) -> String {

@@ -23,11 +23,16 @@ const ENTRY_RIP: usize = 16;
 const ENTRY_CS: usize = 17;
 const BEHIND_ENTRY: [u64; 2] = [0, 16];
 
+/// Where Linux has all of the memory, if it does not choose another place (`page_offset_base`).
+const ALL_MEMORY: u64 = 0xffff_8880_0000_0000;
+
 /// Page tables of a guest, by which its memory is read as its kernel reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AddressSpace {
     root: u64,
     levels: u32,
+    /// Where the kernel has all of the memory, one address behind the other: no tables need to be read for that.
+    all_memory: Option<u64>,
 }
 
 impl AddressSpace {
@@ -41,6 +46,10 @@ impl AddressSpace {
 
     /// Reads bytes at a virtual address.
     pub fn read(self, memory: &GuestMemoryMmap, address: u64, bytes: &mut [u8]) -> Option<()> {
+        let physical = self.all_memory.and_then(|start| address.checked_sub(start));
+        if physical.is_some_and(|at| memory.read_slice(bytes, GuestAddress(at)).is_ok()) {
+            return Some(());
+        }
         self.tables(memory).read_as_kernel(address, bytes)
     }
 
@@ -64,7 +73,12 @@ impl AddressSpace {
             let space = Self { root, ..self };
             space.translate(memory, known)?;
             let space = Self { root: space.translate(memory, tables)?.0, ..self };
-            space.translate(memory, known).map(|_| space)
+            let known = space.translate(memory, known)?;
+            // Unless its place is random, it is a constant.
+            let start = symbol("page_offset_base")
+                .map_or(Some(ALL_MEMORY), |base| space.read_word(memory, base))
+                .filter(|start| space.translate(memory, start.wrapping_add(known.0)) == Some(known));
+            Some(Self { all_memory: start, ..space })
         };
         [self.root, self.root & !KERNEL_TABLES].into_iter().find_map(of_kernel)
     }
@@ -95,8 +109,11 @@ impl Look {
     /// Looks at a vCPU.
     pub fn of(fd: &VcpuFd, memory: &GuestMemoryMmap) -> Option<Self> {
         let (regs, sregs) = (fd.get_regs().ok()?, fd.get_sregs().ok()?);
-        let space = Tables::of(&sregs, memory)
-            .map(|tables| AddressSpace { root: tables.root(), levels: tables.levels() });
+        let space = Tables::of(&sregs, memory).map(|tables| AddressSpace {
+            root: tables.root(),
+            levels: tables.levels(),
+            all_memory: None,
+        });
         let (instruction, is_user) = (regs.rip, sregs.ss.dpl == 3);
         Some(Self { instruction, is_user, space, registers: registers(&regs), is_long: sregs.cs.l == 1 })
     }
@@ -193,14 +210,36 @@ impl Stack<'_> {
 /// Follows a program's frame pointers as Linux' `perf` does: whatever is there is an address, up to the maximum number.
 fn user_callers(space: AddressSpace, memory: &GuestMemoryMmap, frame: u64) -> Vec<u64> {
     let (mut callers, mut frame) = (Vec::new(), frame);
-    let tables = space.tables(memory);
+    let mut frames = Frames { tables: space.tables(memory), page: None };
     while callers.len() < MAX_CALLERS {
-        let Some(words) = tables.read_as_program::<16>(frame) else { break };
-        let [next, caller] = pair(words);
+        let Some([next, caller]) = frames.frame(frame) else { break };
         callers.push(caller);
         frame = next;
     }
     callers
+}
+
+/// Reads a program's frames, of which most are on the same page.
+struct Frames<'a> {
+    tables: Tables<'a>,
+    /// The last page, and where it is.
+    page: Option<(u64, GuestAddress)>,
+}
+
+impl Frames<'_> {
+    fn frame(&mut self, address: u64) -> Option<[u64; 2]> {
+        const OFFSET: u64 = (1 << 12) - 1;
+        let (page, offset) = (address & !OFFSET, address & OFFSET);
+        if offset > OFFSET - 15 {
+            return self.tables.read_as_program::<16>(address).map(pair);
+        }
+        let place = match self.page {
+            Some((last, place)) if last == page => place,
+            _ => self.tables.translate_to_read(page)?,
+        };
+        self.page = Some((page, place));
+        self.tables.memory().read_obj(place.checked_add(offset)?).ok().map(pair)
+    }
 }
 
 /// Follows the kernel's frame pointers on its stack, upwards.

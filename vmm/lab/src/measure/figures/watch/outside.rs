@@ -25,7 +25,7 @@ struct Work {
 
 const WORKS: [Work; 2] = [
     Work { name: "a program", command: "./loop" },
-    Work { name: "its kernel", command: "dd if=/dev/zero of=/dev/null bs=1 count=65536 2>/dev/null" },
+    Work { name: "its kernel", command: "dd if=/dev/zero of=/dev/null bs=1 count=100000 2>/dev/null" },
 ];
 
 /// A way to sample.
@@ -84,7 +84,7 @@ ran() {{
     if [ $sampler ]; then kill -TERM $sampler; wait $sampler; fi
     kill $vm; wait $vm
     samples=0
-    if [ $sampler ]; then samples=$(command perf script -i data -F ip,comm -G 2>/dev/null | wc -l); fi
+    if [ $sampler ]; then samples=$(command perf report -D -i data 2>/dev/null | grep -c 'PERF_RECORD_SAMPLE('); fi
     echo ran $((ended - begun)) $samples
 }}
 "
