@@ -11,6 +11,7 @@
 //! | `KvmRun`, `ArchExit` | a vCPU's file descriptor on its thread; exits that only this architecture has |
 //! | `KvmState`, `KvmVcpuState`, `Fingerprint` | what KVM holds, and what a guest sees of the processor, in a snapshot |
 //! | `Look`, `AddressSpace` | where a vCPU is and who called it; page tables by which the guest's kernel is read |
+//! | `Unwinder` | how the callers in a guest's kernel are found |
 //! | `INSTRUCTION_POINTER`, `ticks` | the register's name; the processor's clock |
 
 #[cfg(target_arch = "riscv64")]

@@ -8,6 +8,7 @@ pub mod btf;
 pub mod kallsyms;
 pub mod linux;
 mod mappings;
+pub mod modules;
 pub mod sample;
 
 use std::collections::BTreeMap;
@@ -16,8 +17,8 @@ use std::sync::Arc;
 
 use kvm_ioctls::VcpuFd;
 use rustix::time::{ClockId, clock_gettime};
-use vpmu::event::{Event, Filter};
-use vpmu_perf::{HostPmu, Rate, Sampling};
+use vpmu::event::Filter;
+use vpmu_perf::{Encoded, Rate, Sampling};
 
 use crate::arch::Look;
 use crate::memory::GuestRam;
@@ -29,20 +30,28 @@ use sample::{Mapping, Sample, SampleBuffer};
 /// can make up any number.
 const MAX_KNOWN: usize = 1 << 12;
 const MAX_REGIONS: usize = 16;
+/// Lowest address at which a program may have anything: what frame pointers lead to is often below.
+const LOWEST: u64 = 4 << 10;
 
 /// What is sampled, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
-    /// The host's PMU that counts.
-    pub pmu: HostPmu,
-    /// The event.
-    pub event: Event,
+    /// The event: the host's encoding, or [`Sampling::CLOCK`].
+    pub event: Encoded,
     /// The guest's privilege levels.
     pub filter: Filter,
     /// When a sample is taken.
     pub rate: Rate,
     /// Each sample has its callers.
     pub has_chains: bool,
+}
+
+impl Plan {
+    /// Returns whether there is no sample of this privilege level, though the event does not know that.
+    fn leaves_out(&self, is_user: bool) -> bool {
+        let unwanted = if is_user { Filter::Kernel } else { Filter::User };
+        self.event == Sampling::CLOCK && self.filter == unwanted
+    }
 }
 
 /// Order to a vCPU to begin to sample itself.
@@ -89,10 +98,10 @@ impl Recorder {
         if !Look::IS_AVAILABLE {
             return Err(RecordError::Architecture);
         }
-        let Plan { pmu, event, filter, rate, .. } = order.plan;
-        let event = Sampling::of_this_thread(pmu, event, filter, rate)
+        let Plan { event: encoded, filter, rate, .. } = order.plan;
+        let event = Sampling::of_this_thread(encoded, filter, rate)
             .map_err(|error| RecordError::Refused(refusal(&error)))?;
-        if event.read().is_some_and(|reading| reading.running == 0) {
+        if encoded != Sampling::CLOCK && event.read().is_some_and(|reading| reading.running == 0) {
             return Err(RecordError::NoCounter);
         }
         Ok(Self { vcpu, event, order, ram: ram.clone(), counted: 0, known: BTreeMap::new() })
@@ -102,21 +111,18 @@ impl Recorder {
     pub fn sample(&mut self, fd: &VcpuFd) {
         let memory = &self.ram.mapped;
         let Some(look) = Look::of(fd, memory) else { return };
+        if self.order.plan.leaves_out(look.is_user) {
+            return;
+        }
         let linux = self.order.linux.as_deref();
         let running = linux.and_then(|linux| linux.running(memory, self.vcpu));
-        let (mut kernel, mut user) = (Vec::new(), Vec::new());
-        if self.order.plan.has_chains {
-            if look.is_user {
-                user = look.callers(memory);
-            } else if linux.is_some_and(|linux| linux.has_frames) {
-                kernel = look.callers(memory);
+        let [kernel, user] = match linux.zip(running.as_ref()) {
+            _ if !self.order.plan.has_chains => Default::default(),
+            Some((linux, running)) if !look.is_user => {
+                look.kernel_callers(memory, &linux.unwinder, running.stack)
             }
-            if let Some(running) = &running
-                && !look.is_user
-            {
-                user = look.entered_from(memory, running.stack);
-            }
-        }
+            _ => [Vec::new(), look.callers(memory)],
+        };
         let addresses = look.is_user.then_some(look.instruction).into_iter().chain(user.iter().copied());
         let (mappings, regions) = match linux.zip(running.as_ref()) {
             Some((linux, running)) => self.mappings(linux, running, addresses),
@@ -166,7 +172,7 @@ impl Recorder {
         let memory = &self.ram.mapped;
         let mut found: Vec<Region> = Vec::new();
         let mut looks = 0;
-        for address in addresses {
+        for address in addresses.filter(|address| *address >= LOWEST) {
             if found.iter().any(|region| (region.start..region.end).contains(&address)) {
                 continue;
             }

@@ -179,8 +179,8 @@ pub struct Top {
 /// The options of `tally symbols`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Writes DIR/kallsyms: the symbols that the guest's Linux has of itself in its
-memory, for `perf kvm --guestkallsyms`. Modules are not among them.
+Writes DIR/kallsyms and DIR/modules: the symbols that the guest's Linux and its
+modules have in its memory, for `perf kvm --guestkallsyms --guestmodules`.
 
 Example:
   tally symbols web web.symbols")]

@@ -9,6 +9,7 @@ use std::panic;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
+use tally_machine::Module;
 use vpmu::policy::{Change, Policy};
 
 use crate::commands::client::limits::Exceeded;
@@ -46,6 +47,14 @@ pub struct Vm {
     pub about: Summary,
     owner: u32,
     stream: Stream,
+}
+
+/// Symbols of a guest's kernel.
+#[derive(Debug, Default, Hash)]
+pub struct GuestSymbols {
+    /// As `/proc/kallsyms` has them. Empty if none were found.
+    pub text: String,
+    pub modules: Vec<Module>,
 }
 
 /// A VM that has not said yet what it is.
@@ -347,14 +356,14 @@ impl Vm {
         }
     }
 
-    /// Returns the symbols of the guest's kernel, as `/proc/kallsyms` has them. The text is empty if none were found.
-    pub fn symbols(&mut self) -> Result<String, ClientError> {
+    /// Returns the symbols of the guest's kernel and of its modules.
+    pub fn symbols(&mut self) -> Result<GuestSymbols, ClientError> {
         self.symbols_up_to(MAX_SYMBOLS)
     }
 
     /// The same, as long as there are no more of them.
-    pub fn symbols_up_to(&mut self, most: usize) -> Result<String, ClientError> {
-        let (mut text, mut asked) = (String::new(), 0);
+    pub fn symbols_up_to(&mut self, most: usize) -> Result<GuestSymbols, ClientError> {
+        let (mut symbols, mut asked) = (GuestSymbols::default(), 0);
         let until = Instant::now() + SYMBOLS_TIMEOUT;
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -364,10 +373,13 @@ impl Vm {
             if part.more && part.text.is_empty() {
                 return Err(unexpected(self.about.pid));
             }
+            if asked == 0 {
+                symbols.modules = part.modules;
+            }
             asked += part.text.len();
-            text += &part.text;
+            symbols.text += &part.text;
             if !part.more || asked > most {
-                return Ok(text);
+                return Ok(symbols);
             }
         }
     }

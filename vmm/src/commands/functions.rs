@@ -2,9 +2,10 @@
 //! this host. What a guest, or another user's VM, says of files is untrusted: only regular files of ordinary file
 //! systems are opened, and only what is the file that was mapped by its build id, or else by its size, gives names.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use object::{Endianness, Object, ObjectSymbol, SymbolKind, elf};
 use rustix::fs::{Mode, OFlags, fstat};
 use tally_machine::{Mapping, Sample};
 
+use crate::commands::client::GuestSymbols;
 use crate::run::flamegraph::stacks::{name, of_kernel};
 
 /// Maximum size of what is remembered of mappings, and number of files: a guest can make up any number.
@@ -56,26 +58,19 @@ impl Symbols {
         Self(symbols)
     }
 
-    /// Returns the functions of a kernel, by its symbols as in `/proc/kallsyms`. Each ends where the next symbol
-    /// begins, of a function or of data; what is behind the last is a module's.
-    pub fn of_kernel(text: &str) -> Self {
-        fn symbol(line: &str) -> Option<(u64, Option<&str>)> {
-            let mut words = line.split(' ');
-            let start = u64::from_str_radix(words.next()?, 16).ok()?;
-            let is_function = matches!(words.next()?, "t" | "T" | "w" | "W");
-            Some((start, words.next().filter(|_| is_function)))
+    /// Returns the functions of a kernel and of its modules.
+    pub fn of_kernel(symbols: &GuestSymbols) -> Self {
+        let mut lines: BTreeMap<&str, Vec<Line>> = BTreeMap::new();
+        for line in symbols.text.lines().take(MAX_SYMBOLS).filter_map(Line::read) {
+            lines.entry(line.module).or_default().push(line);
         }
-        /// Twice as many as a kernel has.
-        const MOST: usize = 1 << 19;
-        let mut symbols: Vec<_> = text.lines().take(MOST).filter_map(symbol).collect();
-        symbols.sort_by_key(|(start, name)| (*start, name.is_some()));
-        let mut functions = Vec::new();
-        let mut next = 0;
-        for (start, name) in symbols.into_iter().rev() {
-            if let Some(name) = name.filter(|_| next > start) {
-                functions.push(Symbol { start, end: next, name: name.into() });
-            }
-            next = start;
+        // What is behind the kernel's last symbol is none of its functions.
+        let mut functions = functions("", lines.remove("").unwrap_or_default(), 0..0);
+        for module in &symbols.modules {
+            let code = module.start..module.start.saturating_add(module.len);
+            let mut lines = lines.remove(&*module.name).unwrap_or_default();
+            lines.retain(|line| code.contains(&line.start));
+            functions.extend(self::functions(&format!("[{}]", module.name), lines, code));
         }
         Self::new(functions)
     }
@@ -95,6 +90,44 @@ impl Symbols {
         let mut before = self.0[..behind].iter().rev().take(WITHIN);
         before.find(|symbol| address < symbol.end).map(|symbol| &*symbol.name)
     }
+}
+
+/// A line of `/proc/kallsyms`.
+struct Line<'a> {
+    start: u64,
+    /// The symbol's name, if it is a function's.
+    name: Option<&'a str>,
+    /// The module's name; empty if it is the kernel's own symbol.
+    module: &'a str,
+}
+
+impl<'a> Line<'a> {
+    fn read(line: &'a str) -> Option<Self> {
+        let (symbol, module) = line.split_once('\t').unwrap_or((line, ""));
+        let mut words = symbol.split(' ');
+        let start = u64::from_str_radix(words.next()?, 16).ok()?;
+        let is_function = matches!(words.next()?, "t" | "T" | "w" | "W");
+        let module = module.trim_start_matches('[').trim_end_matches(']');
+        Some(Self { start, name: words.next().filter(|_| is_function), module })
+    }
+}
+
+/// Returns the functions among the symbols of the kernel or of a module. Each ends where the next symbol begins, of a
+/// function or of data, and the last one with the module's `code`. What is before the first has the module's name.
+fn functions(module: &str, mut lines: Vec<Line>, code: Range<u64>) -> Vec<Symbol> {
+    lines.sort_by_key(|line| (line.start, line.name.is_some()));
+    let (mut functions, mut next) = (Vec::new(), code.end);
+    for Line { start, name, .. } in lines.into_iter().rev() {
+        if let Some(name) = name.filter(|_| next > start) {
+            let name = if module.is_empty() { name.to_owned() } else { format!("{name} {module}") };
+            functions.push(Symbol { start, end: next, name: name.into() });
+        }
+        next = start;
+    }
+    if next > code.start && !code.is_empty() {
+        functions.push(Symbol { start: code.start, end: next, name: module.into() });
+    }
+    functions
 }
 
 /// A file with functions.
@@ -270,7 +303,7 @@ impl Functions {
 
 #[cfg(test)]
 mod tests {
-    use tally_machine::Task;
+    use tally_machine::{Module, Task};
 
     use super::*;
 
@@ -279,10 +312,17 @@ ffffffff81000010 t sys_read
 ffffffff81000010 T alias
 ffffffff81000020 W weak
 ffffffff81000030 D jiffies
+ffffffff81000040 T _etext
+ffffffffc0000010 t fuse_read\t[fuse]
+ffffffffc0000020 t fuse_write\t[fuse]
+ffffffffc0008000 d fuse_data\t[fuse]
+ffffffffc2000000 t gone\t[gone]
 ";
 
     fn kernel() -> Arc<Symbols> {
-        Symbols::of_kernel(KERNEL).into()
+        let module = |name: &str, start| Module { name: name.into(), start, len: 0x1000, size: 0x9000 };
+        let modules = vec![module("fuse", 0xffff_ffff_c000_0000), module("stripped", 0xffff_ffff_c100_0000)];
+        Symbols::of_kernel(&GuestSymbols { text: KERNEL.into(), modules }).into()
     }
 
     #[inline(never)]
@@ -315,8 +355,19 @@ ffffffff81000030 D jiffies
         let called = Sample { user: vec![0x40_0000], ..of_kernel(0x25) };
         assert_eq!(functions.frames(&called), ["a_b-7", UNKNOWN, "weak_[k]"]);
         assert!(["sys_read", "alias"].contains(&&*functions.function(&of_kernel(0x1f))));
-        // Data, and what is behind all symbols: a module.
+        // Data, and what is behind all symbols.
         assert_eq!([0x30, 0x1000].map(|address| functions.function(&of_kernel(address))), [UNKNOWN; 2]);
+    }
+
+    #[test]
+    fn functions_of_modules_are_named_within_the_modules_code() {
+        let mut functions = Functions::new(kernel(), true);
+        let mut of_module =
+            |address: u64| functions.function(&sample(false, 0xffff_ffff_c000_0000 + address, Vec::new()));
+        let expected = ["[fuse]", "fuse_read [fuse]", "fuse_write [fuse]", "[stripped]"];
+        assert_eq!([0, 0x1f, 0xfff, 0x100_0fff].map(&mut of_module), expected);
+        // Data of a module, between modules, and a module that is not in the list.
+        assert_eq!([0x1000, 0x8000, 0x101_0000, 0x200_0000].map(&mut of_module), [UNKNOWN; 4]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod perf_data;
 
+use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -12,12 +13,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::geteuid;
+use tally_machine::Module;
 
 use crate::cli::{Record, Symbols};
 use crate::commands::client::{self, ClientError, Vm};
 use crate::commands::functions::{Functions, Symbols as KernelSymbols};
 use crate::host::{printer, signals};
-use crate::protocol::recording::{Begun, RecordOptions, SampleRate, Samples};
+use crate::protocol::recording::{Begun, RecordOptions, SampleRate, Samples, WhyClock};
 use crate::run::flamegraph::Picture;
 use crate::run::flamegraph::stacks::Stacks;
 use perf_data::{Description, Writer};
@@ -55,11 +57,12 @@ pub fn record(options: &Record) -> Result<ExitCode> {
         filter: options.event.filter,
         chains,
         build_id: begun.build_id,
-        kernel: kernel_range(&symbols),
+        kernel: kernel_range(&symbols.text),
+        modules: symbols.modules.clone(),
     };
     let failed = || options.output.display().to_string();
     let mut writer = Writer::create(&mut file, &description).with_context(failed)?;
-    for remark in remarks(!symbols.is_empty(), &begun, chains) {
+    for remark in remarks(!symbols.text.is_empty(), &begun, chains) {
         printer::say(&remark);
     }
     let mut taken = Taken::default();
@@ -74,7 +77,7 @@ pub fn record(options: &Record) -> Result<ExitCode> {
     let ended = fetch(&mut vm, &mut output, options.duration, &mut taken);
     let stacks = output.drawn.map(|(_, stacks)| stacks);
     writer.finish().with_context(failed)?;
-    let beside = write_symbols_beside(&options.output, &symbols);
+    let beside = write_symbols_beside(&options.output, &symbols.text);
     printer::say(&summary(options, &taken, beside.as_ref().ok().and_then(Option::as_deref)));
     match ended {
         Ok(()) => {}
@@ -96,19 +99,27 @@ pub fn record(options: &Record) -> Result<ExitCode> {
     beside.map(|_| ExitCode::SUCCESS)
 }
 
-/// `tally symbols`: writes the symbols of the kernel into a folder.
+/// `tally symbols`: writes the symbols of the kernel and the list of its modules into a folder.
 pub fn symbols(options: &Symbols) -> Result<ExitCode> {
     let symbols = find(&options.vm, "read")?.symbols()?;
-    if symbols.is_empty() {
+    if symbols.text.is_empty() {
         bail!("no symbols of a Linux kernel were found in the guest's memory");
     }
-    let path = options.folder.join("kallsyms");
-    let write = || {
-        fs::create_dir_all(&options.folder)?;
-        create_private(&path)?.write_all(symbols.as_bytes())
-    };
-    write().with_context(|| path.display().to_string())?;
+    fs::create_dir_all(&options.folder).with_context(|| options.folder.display().to_string())?;
+    for (name, content) in [("kallsyms", symbols.text), ("modules", modules(&symbols.modules))] {
+        let path = options.folder.join(name);
+        private_file(&path)?.write_all(content.as_bytes()).with_context(|| path.display().to_string())?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the lines of `/proc/modules`, as far as perf reads them: nobody is said to use a module.
+fn modules(modules: &[Module]) -> String {
+    let mut lines = String::new();
+    for Module { name, start, size, .. } in modules {
+        let _ = writeln!(lines, "{name} {size} 0 - Live {start:#018x}");
+    }
+    lines
 }
 
 fn find(who: &str, what: &str) -> Result<Vm, ClientError> {
@@ -177,6 +188,12 @@ pub fn remarks(has_symbols: bool, begun: &Begun, chains: bool) -> Vec<&'static s
     if !has_symbols {
         remarks.push("no symbols of a Linux kernel were found in the guest's memory");
     }
+    remarks.extend(begun.clock.map(|why| match why {
+        WhyClock::NoPmu => "this host has no PMU: samples are taken by time, also while the host's kernel works for the VM",
+        WhyClock::NoCounter => {
+            "no counter of the host is free: samples are taken by time, also while the host's kernel works for the VM"
+        }
+    }));
     if !begun.has_processes {
         remarks.push("the guest's kernel does not say which process runs: each has the address of its page tables as its name");
     } else if !begun.has_mappings {
@@ -184,7 +201,7 @@ pub fn remarks(has_symbols: bool, begun: &Begun, chains: bool) -> Vec<&'static s
     }
     if chains && !begun.has_kernel_chains {
         remarks.push(
-            "the guest's kernel has no frame pointers: in it, chains begin where a program has entered it",
+            "the guest's kernel does not say who called its functions: in it, chains begin where a program has entered it",
         );
     }
     remarks

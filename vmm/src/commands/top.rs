@@ -79,19 +79,19 @@ impl Kernels {
             self.of_others.fetch_sub(reserved, Ordering::Relaxed);
             return Ok((Arc::default(), Known::TooMany));
         }
-        let text = if is_anothers { vm.symbols_up_to(reserved) } else { vm.symbols() };
+        let symbols = if is_anothers { vm.symbols_up_to(reserved) } else { vm.symbols() };
         let mut kept = 0;
-        let kernel = text.map(|text| {
+        let kernel = symbols.map(|symbols| {
             // Another user's VM says what that user likes, also of its kernel.
             let mut hash = DefaultHasher::new();
-            (vm.owner(), &text).hash(&mut hash);
+            (vm.owner(), &symbols).hash(&mut hash);
             let mut known = lock(&self.known);
             let kernel = known.entry(hash.finish()).or_insert_with(|| {
-                let symbols = Symbols::of_kernel(&text);
-                kept = if is_anothers { symbols.size() } else { 0 };
-                symbols.into()
+                let functions = Symbols::of_kernel(&symbols);
+                kept = if is_anothers { functions.size() } else { 0 };
+                functions.into()
             });
-            (Arc::clone(kernel), if text.is_empty() { Known::None } else { Known::All })
+            (Arc::clone(kernel), if symbols.text.is_empty() { Known::None } else { Known::All })
         });
         self.of_others.fetch_add(kept, Ordering::Relaxed);
         self.of_others.fetch_sub(reserved, Ordering::Relaxed);

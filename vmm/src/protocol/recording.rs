@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use tally_machine::Sample;
+use tally_machine::{Module, Sample};
 use vpmu::event::{Event, Filter, GenericEvent};
 use vpmu::policy::{Rule, UnknownEvent};
 use vpmu_perf::Rate;
@@ -100,8 +100,21 @@ pub struct Begun {
     pub has_mappings: bool,
     /// The samples have callers in the kernel.
     pub has_kernel_chains: bool,
+    /// Why a clock samples in place of the event.
+    #[serde(default)]
+    pub clock: Option<WhyClock>,
     /// Build id of the guest's kernel, if it was found.
     pub build_id: Option<[u8; 20]>,
+}
+
+/// Why a VM is sampled by a clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WhyClock {
+    /// The host has no PMU.
+    NoPmu,
+    /// The guest's counters and others hold those of the host.
+    NoCounter,
 }
 
 /// Samples since the last ones.
@@ -118,8 +131,11 @@ pub struct Samples {
 /// A part of the symbols of the guest's kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SymbolsPart {
-    /// Lines as in `/proc/kallsyms`. Empty if no symbols were found.
+    /// Lines as in `/proc/kallsyms`, the modules' behind the kernel's own. Empty if no symbols were found.
     pub text: String,
+    /// The modules, in the first part.
+    #[serde(default)]
+    pub modules: Vec<Module>,
     /// There are more.
     pub more: bool,
 }

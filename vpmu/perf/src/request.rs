@@ -7,7 +7,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use perf_event_open_sys as sys;
 use sys::bindings::{
-    PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, perf_event_attr,
+    PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, PERF_TYPE_SOFTWARE,
+    perf_event_attr,
 };
 
 use vpmu::event::{Filter, Scope};
@@ -166,7 +167,12 @@ impl Purpose {
                         attr.sample_freq = frequency;
                     }
                 }
-                LEVELS.restrict(&mut attr, filter, Scope::Guest);
+                if type_ == PERF_TYPE_SOFTWARE {
+                    // To a clock, a guest is the host's kernel.
+                    attr.set_exclude_user(1);
+                } else {
+                    LEVELS.restrict(&mut attr, filter, Scope::Guest);
+                }
             }
             Self::Attribution(Side::Guest) => attr.set_exclude_host(1),
             Self::Attribution(Side::Host) => attr.set_exclude_guest(1),
@@ -361,6 +367,13 @@ mod tests {
         let attr = Purpose::Reservation.attributes(EVENT);
         assert_eq!((attr.disabled(), attr.pinned(), attr.exclusive(), attr.inherit()), (1, 0, 0, 0));
         assert_eq!((attr.enable_on_exec(), attr.exclude_kernel(), attr.exclude_guest()), (0, 1, 1));
+    }
+
+    #[test]
+    fn a_clock_that_samples_runs_in_the_hosts_kernel() {
+        let clock = sampling(Filter::User, Rate::Frequency(999)).attributes(crate::Sampling::CLOCK);
+        let excluded = [clock.exclude_user(), clock.exclude_kernel(), clock.exclude_host()];
+        assert_eq!((excluded, clock.freq()), ([1, 0, 0], 1));
     }
 
     #[test]

@@ -4,6 +4,8 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use perf_event_open_sys::bindings::{PERF_COUNT_SW_CPU_CLOCK, PERF_TYPE_SOFTWARE};
+
 use crate::attribution::{Reading, read};
 use crate::host::HostPmu;
 use crate::request::{Encoded, Purpose, Rate, Request, this_thread};
@@ -14,9 +16,13 @@ use vpmu::event::{Event, Filter};
 pub struct Sampling(OwnedFd);
 
 impl Sampling {
+    /// The clock of a thread's run time (`cpu-clock`), which needs no counter. It also runs while the host's kernel works
+    /// for the guest, and cannot tell the guest's privilege levels: its samples are of neither, and none is taken in
+    /// user mode of the host.
+    pub const CLOCK: Encoded = (PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK as u64);
+
     /// Begins to sample an event of this thread's guest, at these privilege levels.
-    pub fn of_this_thread(pmu: HostPmu, event: Event, filter: Filter, rate: Rate) -> io::Result<Self> {
-        let event = pmu.encode(event)?;
+    pub fn of_this_thread(event: Encoded, filter: Filter, rate: Rate) -> io::Result<Self> {
         let purpose = Purpose::Sampling { filter, rate };
         Request { event, thread: this_thread(), purpose }.open().map(Self)
     }

@@ -15,9 +15,14 @@ use guest_tests::tests;
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
-    let second =
-        tests![a_newer_kernels_symbols_and_processes_are_found, the_system_calls_are_those_of_the_sandbox];
-    [on_any_host(), second_tier([second, on_intel(on_any_host())].concat())].concat()
+    let second = tests![
+        a_newer_kernels_symbols_and_processes_are_found,
+        a_newer_kernels_functions_and_callers_are_those_of_its_own_perf,
+        the_system_calls_are_those_of_the_sandbox,
+    ];
+    // The guest of this test takes as many counters as an AMD host has.
+    let first = [on_any_host(), tests![without_a_free_counter_samples_are_taken_by_time]].concat();
+    [first, second_tier([second, on_intel(on_any_host())].concat())].concat()
 }
 
 fn on_any_host() -> Vec<Test> {
@@ -26,6 +31,8 @@ fn on_any_host() -> Vec<Test> {
         call_chains_are_those_that_the_guests_own_perf_takes,
         a_guest_that_is_recorded_counts_the_same,
         symbols_are_those_that_the_guests_kernel_shows,
+        functions_of_modules_are_named_as_the_guests_own_perf_names_them,
+        callers_in_the_kernel_are_those_of_the_guests_own_perf,
         functions_of_programs_on_a_share_are_named,
         a_flame_graph_has_a_tower_for_each_process,
         another_file_of_a_programs_name_does_not_name_its_functions,
@@ -64,6 +71,16 @@ record() {
 samples() { perf script -i $1.data --kallsyms $1.data.kallsyms -F $2; }
 ";
 
+/// A shell function that prints the sum of a list of symbols, without the difference that small letters make for those
+/// of modules, and without what is no module. And a command that prints what is compared of a list of modules.
+const HASHED: &str =
+    "hashed() { (grep -vF [ $1; grep -F [ $1 | grep -vF -e bpf] -e __builtin | tr A-Z a-z) | sha256sum; };";
+const LISTED: &str = "cut -d \" \" -f 1,2,6";
+
+/// A command in a guest that calls functions of a module, that of shared folders, and counts between two samples of it.
+const READ: &str = "dd if=zeroes of=/dev/null bs=1";
+const READ_PERIOD: u64 = 100_003;
+
 /// The guests wait for so long until they are recorded.
 const WAIT: &str = "echo ready; sleep 4;";
 
@@ -101,11 +118,13 @@ static RESULTS: OnEachHost = OnEachHost::new(|| {
         )
         .step(
             "symbols",
-            &step(
-                "guest symbols \"grep -v '\\\\[' /proc/kallsyms | sha256sum; echo ready; sleep 9\"; ./tally symbols symbols folder && \
-                 sha256sum <folder/kallsyms && cat symbols.said; kill $vm; wait $vm; ls folder",
-            ),
+            &step(&format!(
+                "{HASHED} guest symbols '{HASHED} hashed /proc/kallsyms; {LISTED} /proc/modules; echo ready; sleep 9' --share .; \
+                 ./tally symbols symbols folder && hashed folder/kallsyms && {LISTED} folder/modules && echo && \
+                 cat symbols.said; kill $vm; wait $vm; ls folder",
+            )),
         )
+        .step("modules", &reads("modules", ""))
         .step(
             "programs",
             &step(&format!(
@@ -121,6 +140,15 @@ static RESULTS: OnEachHost = OnEachHost::new(|| {
                 "guest kernel '{WAIT} ./layers; echo done; sleep 9'; record kernel -e instructions:k -c 100003 --flamegraph kernel.svg && \
                  samples kernel comm,ip,sym && grep -o '<title>[^<]*' kernel.svg"
             )),
+        )
+        .step(
+            "timed",
+            &step(
+                "guest timed 'perf stat -a -e instructions,cycles,branches,branch-misses,cache-references,cache-misses \
+                 sh -c \"echo ready; sleep 4; ./track; echo done; sleep 9\"'; \
+                 ./tally record timed -o timed.data -c 1000003 --duration 0.1; echo \"status $?\" >&2; \
+                 record timed -e cycles:u && samples timed comm,ip && perf evlist -i timed.data",
+            ),
         )
         .step(
             "processes",
@@ -162,14 +190,29 @@ static RESULTS: OnEachHost = OnEachHost::new(|| {
     steps.second_tier(second).long().run()
 });
 
+/// Returns a step in which a guest with these options reads a shared file byte by byte, first under its own perf.
+fn reads(name: &str, options: &str) -> String {
+    format!(
+        "{FUNCTIONS} dd if=/dev/zero of=zeroes bs=1k count=64 2>/dev/null; \
+         guest {name} '{READ}; echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent; \
+         perf record -q -o /tmp/data -g -e instructions:k -c {READ_PERIOD} {READ}; perf script -i /tmp/data -F comm,ip,sym,dso; \
+         {WAIT} {READ}; echo done; sleep 9' --share . {options}; \
+         record {name} -e instructions:k -c {READ_PERIOD} --flamegraph {name}.svg && sed /ready/q {name}.said && \
+         samples {name} comm,ip,sym,dso && grep -o '<title>[^<]*' {name}.svg"
+    )
+}
+
 fn second(steps: Steps) -> Steps {
     let newer = |steps, name, suite| {
         let step = format!(
-            "{FUNCTIONS} guest {name} \"grep -v '\\\\[' /proc/kallsyms | sha256sum; {WAIT} ./track; echo done; sleep 9\" --kernel {name}/boot/vmlinuz; \
-             record {name} -e instructions:u -c {PERIOD} && sha256sum <{name}.data.kallsyms && cat {name}.said && samples {name} comm,ip && \
-             perf script -i {name}.data --show-mmap-events | grep MMAP2"
+            "{FUNCTIONS} {HASHED} guest {name} '{HASHED} hashed /proc/kallsyms; {WAIT} ./track; echo done; sleep 9' --kernel {name}/boot/vmlinuz; \
+             record {name} -e instructions:u -c {PERIOD} && hashed {name}.data.kallsyms && cat {name}.said && samples {name} comm,ip && \
+             perf script -i {name}.data --show-mmap-events | grep MMAP"
         );
-        with_installed_kernel(steps, name, suite).step(&format!("with-{name}"), &step)
+        let again = reads(&format!("{name}-again"), &format!("--kernel {name}/boot/vmlinuz"));
+        with_installed_kernel(steps, name, suite)
+            .step(&format!("with-{name}"), &step)
+            .step(&format!("{name}-again"), &again)
     };
     newer(newer(steps, "trixie", Suite::Trixie), "sid", Suite::Sid).step(
         "confined",
@@ -248,9 +291,79 @@ fn a_guest_that_is_recorded_counts_the_same() {
 
 fn symbols_are_those_that_the_guests_kernel_shows() {
     let text = printed("symbols");
-    let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines[0], lines[1], "{text}");
-    assert_eq!(lines[2..], ["ready", "kallsyms"], "{text}");
+    let (ours, own) = text.split_once("\n\n").expect("both are printed");
+    let own: Vec<&str> = own.lines().collect();
+    let ours: Vec<&str> = ours.lines().collect();
+    assert_eq!(own[..ours.len()], ours, "{text}");
+    assert!(ours[1..].iter().any(|line| line.starts_with("fuse ")), "{text}");
+    assert_eq!(own[ours.len()..], ["ready", "kallsyms", "modules"], "{text}");
+}
+
+/// A function of the kernel, and whether it is one of the module of shared folders. The guest's own perf names the
+/// module's file there.
+type Function<'a> = (&'a str, bool);
+
+/// Returns the functions in the kernel and in its modules, the latest first, and how often there is each such chain of
+/// the program that reads: from blocks of lines of address, name and file.
+fn kernel_chains(text: &str) -> BTreeMap<Vec<Function<'_>>, usize> {
+    let mut chains = BTreeMap::new();
+    for block in text.split("\n\n").filter_map(|block| block.trim().strip_prefix("dd")) {
+        let lines = block.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let in_kernel = lines.take_while(|words| words[0].starts_with("ffffffff"));
+        let chain = in_kernel.map(|words| (words[1], words[2..].concat().contains("fuse"))).collect();
+        *chains.entry(chain).or_default() += 1;
+    }
+    chains
+}
+
+/// Returns what the guest's own perf and Tally have found in a guest that reads a file.
+fn own_and_ours(text: &str) -> [BTreeMap<Vec<Function<'_>>, usize>; 2] {
+    let (own, ours) = text.split_once("ready").expect("it has waited");
+    [own, ours].map(kernel_chains)
+}
+
+/// Checks that what is frequent for one of them is known to the other: each run's samples are at other instructions of
+/// the same code.
+fn are_the_same<T: Ord + std::fmt::Debug>(chains: &[BTreeMap<T, usize>; 2]) {
+    const OFTEN: usize = 20;
+    let [own, ours] = chains;
+    for [one, other] in [[own, ours], [ours, own]] {
+        let often: Vec<&T> =
+            one.iter().filter(|(_, samples)| **samples >= OFTEN).map(|(what, _)| what).collect();
+        assert!(!often.is_empty(), "{chains:#?}");
+        assert!(often.iter().all(|what| other.contains_key(*what)), "{often:#?} {chains:#?}");
+    }
+}
+
+fn are_those_of_its_own_perf(step: &str) {
+    let text = printed(step);
+    let chains = own_and_ours(&text);
+    assert!(chains[0].keys().any(|chain| chain.len() > 5), "{chains:#?}");
+    are_the_same(&chains);
+}
+
+fn callers_in_the_kernel_are_those_of_the_guests_own_perf() {
+    are_those_of_its_own_perf("modules");
+}
+
+fn a_newer_kernels_functions_and_callers_are_those_of_its_own_perf() {
+    are_those_of_its_own_perf("trixie-again");
+    are_those_of_its_own_perf("sid-again");
+}
+
+fn functions_of_modules_are_named_as_the_guests_own_perf_names_them() {
+    let text = printed("modules");
+    let functions = own_and_ours(&text).map(|chains| {
+        let mut functions = BTreeMap::new();
+        for (chain, samples) in chains {
+            for function in chain.into_iter().filter(|(_, is_of_module)| *is_of_module) {
+                *functions.entry(function).or_default() += samples;
+            }
+        }
+        functions
+    });
+    are_the_same(&functions);
+    assert!(text.contains("<title>fuse_file_read_iter [fuse] ("), "{text}");
 }
 
 /// Returns how many samples a program has with these words behind the address.
@@ -307,9 +420,28 @@ fn the_kernels_functions_are_named_and_its_callers_are_the_programs() {
     let of = |name| blocks.iter().filter(|words| words.get(1) == Some(&name)).collect::<Vec<_>>();
     let busiest = of("chacha_permute");
     assert!(busiest.len() * 2 > blocks.len(), "{} of {} samples", busiest.len(), blocks.len());
-    // getrandom is called by `ask`, that by `work`, that by the start.
-    assert!(busiest.iter().all(|words| words.len() == 8), "{busiest:?}");
-    assert!(busiest.iter().all(|words| words[2..] == busiest[0][2..]), "{busiest:?}");
+    // The system call is called by `ask`, that by `work`, that by the start.
+    let callers = &busiest[0][busiest[0].len() - 6..];
+    for words in &busiest {
+        let (kernel, program) = words.split_at(words.len() - 6);
+        assert!(kernel.contains(&"do_syscall_64") && program == callers, "{busiest:?}");
+    }
+}
+
+fn without_a_free_counter_samples_are_taken_by_time() {
+    let timed = RESULTS.of("timed");
+    let said: Vec<&str> = timed.err.lines().filter(|line| line.contains("no counter")).collect();
+    assert!(
+        matches!(said[..], [first, second] if !first.contains("by time") && second.contains("by time")),
+        "{said:?}"
+    );
+    assert!(timed.err.contains("status 125"), "{}", timed.err);
+    let text = printed("timed");
+    assert!(text.contains("cpu-clock"), "{text}");
+    // A thousand million instructions are a second, in which there are 999 samples, none of them in the kernel.
+    let samples = addresses(&text, "track");
+    assert!((950..=1000).contains(&samples.len()), "{} samples: {}", samples.len(), timed.err);
+    assert!(samples.iter().all(|address| address >> 63 == 0), "{samples:x?}");
 }
 
 fn samples_of_two_vcpus_have_the_processes_that_ran_there() {
@@ -409,6 +541,7 @@ fn a_newer_kernels_symbols_and_processes_are_found() {
         let text = printed(name);
         let mut lines = text.lines();
         assert_eq!(lines.next(), lines.next(), "{name}");
+        assert!(text.contains("[virtio_console]"), "{name}: {text}");
         are_all_in_order(&text);
         assert!(
             text.lines().any(|line| line.contains("MMAP2") && line.ends_with(" /root/track")),

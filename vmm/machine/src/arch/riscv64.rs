@@ -26,7 +26,7 @@ pub use self::fingerprint::Fingerprint;
 pub use self::host::Processor;
 pub use self::kvm::REQUIREMENTS;
 pub use self::loader::{Entry, Format, Kernel, Nothing as SavedFormat};
-pub use self::look::{AddressSpace, Look};
+pub use self::look::{AddressSpace, Look, Unwinder};
 pub use self::pmu::{Choice, Emulated, Model, Offer, Pmu, Unavailable, VcpuPmu};
 pub use self::state::VcpuState as KvmVcpuState;
 

@@ -15,6 +15,7 @@ mod loader;
 mod look;
 mod memory;
 mod msr;
+mod orc;
 mod paging;
 mod pmu;
 mod registers;
@@ -28,6 +29,7 @@ pub use self::host::Processor;
 pub use self::kvm::REQUIREMENTS;
 pub use self::loader::{Entry, Format, Kernel, SavedLinux as SavedFormat};
 pub use self::look::{AddressSpace, Look};
+pub use self::orc::Unwinder;
 pub use self::pmu::{Choice, Emulated, Model, Offer, Pmu, Unavailable, VcpuPmu};
 pub use self::state::{MachineState as KvmState, VcpuState as KvmVcpuState};
 

@@ -44,12 +44,16 @@ impl<'a> Types<'a> {
 
     /// Returns the offset in bytes of a member of a structure.
     pub fn offset(&self, structure: &str, member: &str) -> Option<u64> {
+        self.bit(structure, member).filter(|bits| bits.is_multiple_of(8)).map(|bits| bits / 8)
+    }
+
+    /// Returns the offset in bits of a member of a structure.
+    pub fn bit(&self, structure: &str, member: &str) -> Option<u64> {
         let is_it = |at: &&usize| {
             self.kind(**at) == Some(STRUCT) && self.is_called(**at, structure) && self.members(**at).is_some()
         };
         let mut looks = MAX_LOOKS;
-        let bits = self.begins.iter().filter(is_it).find_map(|at| self.bits(*at, member, 0, &mut looks))?;
-        bits.is_multiple_of(8).then_some(bits / 8)
+        self.begins.iter().filter(is_it).find_map(|at| self.bits(*at, member, 0, &mut looks))
     }
 
     /// Returns the size of a structure.

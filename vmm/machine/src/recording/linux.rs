@@ -7,8 +7,9 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestM
 use super::btf::{self, Types};
 use super::kallsyms::{BEFORE, BEHIND, DIGITS, Symbols};
 use super::mappings::{Mappings, Region};
+use super::modules::{Module, Modules};
 use super::sample::{Mapping, Task};
-use crate::arch::AddressSpace;
+use crate::arch::{AddressSpace, Unwinder};
 
 /// Maximum size of the part of a memory where symbols are looked for: a kernel is not loaded higher.
 const SEARCHED: u64 = 4 << 30;
@@ -35,8 +36,8 @@ pub struct GuestLinux {
     mappings: Option<Mappings>,
     /// Where its descriptions of all pages begin, and the size of one.
     pages: Option<(u64, u64)>,
-    /// The kernel keeps frame pointers.
-    pub has_frames: bool,
+    /// How its callers are found.
+    pub unwinder: Unwinder,
 }
 
 /// A thread that a vCPU runs.
@@ -128,7 +129,7 @@ impl GuestLinux {
             stack: offset("stack")?,
             mappings: version(symbols, space, memory).and_then(|version| Mappings::find(&types, version)),
             pages: pages.zip(types.size("page").filter(|size| *size > 0)),
-            has_frames: symbol("__start_orc_unwind").is_none(),
+            unwinder: unwinder(symbols, &types, space, memory),
         })
     }
 
@@ -250,6 +251,29 @@ fn build_id_of(notes: &[u8]) -> Option<[u8; 20]> {
         }
         rest = behind;
     }
+}
+
+/// Returns how a kernel with these symbols and types keeps its callers.
+fn unwinder(symbols: &Symbols, types: &Types, space: AddressSpace, memory: &GuestMemoryMmap) -> Unwinder {
+    let symbol = |name: &str| symbols.address(name);
+    let bit = |structure: &str, member: &str| types.bit(structure, member);
+    let read = |address: u64, bytes: &mut [u8]| space.read(memory, address, bytes);
+    let modules = symbol("modules").and_then(|head| Modules::find(types, head, &read));
+    Unwinder::find(&symbol, &bit, &modules.map(|modules| modules.places()).unwrap_or_default(), &read)
+}
+
+/// Returns the modules of a kernel, and the text that `/proc/kallsyms` has for their symbols.
+pub fn modules(
+    symbols: &Symbols,
+    space: AddressSpace,
+    memory: &GuestMemoryMmap,
+) -> Option<(Vec<Module>, String)> {
+    let symbol = |name: &str| symbols.address(name);
+    let space = space.of_kernel(memory, symbol)?;
+    let types = types(symbols, space, memory)?;
+    let read = |address: u64, bytes: &mut [u8]| space.read(memory, address, bytes);
+    let modules = Modules::find(&Types::read(&types)?, symbol("modules")?, &read)?;
+    Some((modules.iter().cloned().collect(), modules.text(&read)))
 }
 
 /// Returns the first two numbers of the kernel's version, from what it says of itself: `Linux version 6.12.1-...`.

@@ -261,7 +261,8 @@ impl Mappings {
     }
 }
 
-fn word(read: &Read, address: u64) -> Option<u64> {
+/// Reads a word at an address.
+pub fn word(read: &Read, address: u64) -> Option<u64> {
     let mut bytes = [0; 8];
     read(address, &mut bytes)?;
     Some(u64::from_le_bytes(bytes))

@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tally_machine::VcpuReport;
 use tally_machine::kvm::MAX_CPUS;
+use tally_machine::{MAX_MODULE_NAME, MAX_MODULES, Module, VcpuReport, is_of_name};
 
 use crate::protocol::message::Answer;
 use crate::protocol::printable::{short, shorter};
@@ -43,9 +43,11 @@ impl Answer {
                 Self::Report(report)
             }
             Self::Samples(samples) => Self::Samples(limited_samples(samples)),
-            Self::Symbols(SymbolsPart { text, more }) => {
+            Self::Symbols(SymbolsPart { text, modules, more }) => {
                 at_most(MAX_PART, text.len(), "longer parts of symbols")?;
-                Self::Symbols(SymbolsPart { text: text.lines().map(line).collect(), more })
+                at_most(MAX_MODULES, modules.len(), "more modules")?;
+                let modules = modules.into_iter().map(limited_module).collect();
+                Self::Symbols(SymbolsPart { text: text.lines().map(line).collect(), modules, more })
             }
             other @ (Self::Policy(_)
             | Self::Snapshot(_)
@@ -73,9 +75,18 @@ fn limited_samples(mut samples: Samples) -> Samples {
     samples
 }
 
-/// Returns a line of symbols without control characters.
+/// Returns a line of symbols without control characters, but for the tabulator in front of a module's name.
 fn line(line: &str) -> String {
-    format!("{}\n", short(line))
+    let (symbol, module) = line.split_once('\t').unwrap_or((line, ""));
+    let tabulator = if module.is_empty() { "" } else { "\t" };
+    format!("{}{tabulator}{}\n", short(symbol), short(module))
+}
+
+/// Replaces what no name of a module has: perf takes it for a part of a path.
+fn limited_module(mut module: Module) -> Module {
+    let name = module.name.chars().take(MAX_MODULE_NAME);
+    module.name = name.map(|c| if is_of_name(c) { c } else { '?' }).collect();
+    module
 }
 
 fn limited_status(mut status: VmStatus) -> Result<VmStatus, Exceeded> {

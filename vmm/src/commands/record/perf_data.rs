@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 
-use tally_machine::{Mapping, Sample, Task};
+use tally_machine::{Mapping, Module, Sample, Task};
 use vpmu::event::Filter;
 
 use crate::protocol::recording::SampleRate;
@@ -27,6 +27,8 @@ pub struct Description {
     pub build_id: Option<[u8; 20]>,
     /// The kernel's first and last address, if they are known.
     pub kernel: Option<(u64, u64)>,
+    /// The modules that the kernel had at the beginning.
+    pub modules: Vec<Module>,
 }
 
 /// Sizes of the file's header, of `perf_event_attr` (`PERF_ATTR_SIZE_VER5`), and of what is in front of the data.
@@ -101,13 +103,10 @@ impl<'a> Writer<'a> {
         };
         if let Some((start, end)) = description.kernel {
             let mut records = Records::default();
-            let words = [start, end - start, start];
-            records.add(MMAP, KERNEL, |record| {
-                record.pair(NO_PROCESS, 0);
-                record.words(&words);
-                record.text("[kernel.kallsyms]_text");
-                record.identity(NO_PROCESS, 0, 0, 0);
-            });
+            records.add_kernel_mapping([start, end - start, start], "[kernel.kallsyms]_text");
+            for Module { name, start, len, .. } in &description.modules {
+                records.add_kernel_mapping([*start, *len, 0], &format!("[{name}]"));
+            }
             writer.append(&records)?;
         }
         Ok(writer)
@@ -270,6 +269,16 @@ impl Records {
         self.0[start + 6..start + 8].copy_from_slice(&size.to_le_bytes());
     }
 
+    /// Adds a part of the kernel: its first address, its length, and where it begins in its file.
+    fn add_kernel_mapping(&mut self, place: [u64; 3], name: &str) {
+        self.add(MMAP, KERNEL, |record| {
+            record.pair(NO_PROCESS, 0);
+            record.words(&place);
+            record.text(name);
+            record.identity(NO_PROCESS, 0, 0, 0);
+        });
+    }
+
     /// Adds what a process has mapped. By a file's build id perf refuses another file of the same path.
     fn add_mapping(&mut self, mapping: &Mapping, thread: u32, time: u64, vcpu: u32) {
         let process = number(mapping.process);
@@ -341,7 +350,8 @@ mod tests {
     fn description(chains: bool) -> Description {
         let rate = SampleRate::Period(1000);
         let (build_id, kernel) = (Some([7; 20]), Some((0xffff_ffff_8100_0000, u64::MAX)));
-        Description { kind: 0, config: 1, rate, filter: Filter::All, chains, build_id, kernel }
+        let modules = vec![Module { name: "fuse".into(), start: 0xffff_ffff_c000_0000, len: 9, size: 99 }];
+        Description { kind: 0, config: 1, rate, filter: Filter::All, chains, build_id, kernel, modules }
     }
 
     fn sample(time: u64, task: Option<Task>) -> Sample {
@@ -377,17 +387,17 @@ mod tests {
         writer.add(&[sample(1, Some(task.clone())), sample(2, Some(task.clone()))], 0, true).unwrap();
         let (records, header) = read(&fs::read(&path).unwrap());
         let kinds: Vec<u32> = records.iter().map(|(kind, _)| *kind).collect();
-        assert_eq!(kinds, [MMAP, COMM, SAMPLE, SAMPLE, FINISHED_ROUND]);
+        assert_eq!(kinds, [MMAP, MMAP, COMM, SAMPLE, SAMPLE, FINISHED_ROUND]);
         assert_eq!(header[9], 0, "no features yet");
         writer.add(&[sample(2, Some(task.clone()))], 0, false).unwrap();
         let kinds: Vec<u32> = read(&fs::read(&path).unwrap()).0.iter().map(|(kind, _)| *kind).collect();
-        assert_eq!(kinds[5..], [SAMPLE], "older samples may follow");
+        assert_eq!(kinds[6..], [SAMPLE], "older samples may follow");
         let renamed = Task { name: "true".into(), ..task };
         writer.add(&[sample(3, Some(renamed)), sample(4, None), sample(4, None)], 5, true).unwrap();
         writer.finish().unwrap();
         let (records, header) = read(&fs::read(&path).unwrap());
         let kinds: Vec<u32> = records.iter().map(|(kind, _)| *kind).collect();
-        assert_eq!(kinds[6..], [COMM, SAMPLE, COMM, SAMPLE, SAMPLE, LOST, FINISHED_ROUND]);
+        assert_eq!(kinds[7..], [COMM, SAMPLE, COMM, SAMPLE, SAMPLE, LOST, FINISHED_ROUND]);
         assert_eq!(header[9], 4);
         let end = usize::try_from(header[5] + header[6]).unwrap();
         assert!(fs::read(&path).unwrap()[end + 16 + 12..].starts_with(&[7; 20]));

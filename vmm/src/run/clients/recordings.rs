@@ -3,12 +3,16 @@
 use std::sync::Arc;
 
 use log::info;
-use tally_machine::{GuestLinux, GuestRam, Recording, SamplingPlan, Symbols, VcpuHandles, build_id, symbols};
+use tally_machine::{
+    GuestLinux, GuestRam, RecordError, Recording, SamplingPlan, Symbols, VcpuHandles, build_id, modules,
+    symbols,
+};
+use vpmu::event::{Event, GenericEvent};
 use vpmu_perf::{HostPmu, Sampling};
 
 use crate::protocol::message::Answer;
 use crate::protocol::recording::{
-    Begun, MAX_PART, MAX_WORDS, RecordOptions, SampledEvent, Samples, SymbolsPart,
+    Begun, MAX_PART, MAX_WORDS, RecordOptions, SampleRate, SampledEvent, Samples, SymbolsPart, WhyClock,
 };
 
 /// State that is kept for a client that records.
@@ -22,17 +26,25 @@ pub struct RecordingSession {
 }
 
 impl RecordingSession {
-    /// Returns a part of the text of the kernel's symbols. The first part is of the kernel of now.
-    pub fn symbols(&mut self, memory: &GuestRam, from: usize) -> Answer {
+    /// Returns a part of the text of the kernel's symbols. The first part is of the kernel of now, with its modules.
+    pub fn symbols(&mut self, memory: &GuestRam, vcpus: &VcpuHandles, from: usize) -> Answer {
+        let mut listed = Vec::new();
         if from == 0 {
             let found = symbols(&memory.mapped);
             self.text = found.as_ref().map(Symbols::text).unwrap_or_default();
+            let kernel = found.as_ref().zip(vcpus.address_space());
+            let of_modules = kernel.and_then(|(symbols, space)| modules(symbols, space, &memory.mapped));
+            if let Some((modules, text)) = of_modules {
+                listed = modules;
+                self.text += &text;
+            }
             self.symbols = found;
         }
         let rest = self.text.get(from..).unwrap_or_default();
         // Whole lines.
         let end = rest.get(..MAX_PART).and_then(|part| part.rfind('\n')).map_or(rest.len(), |last| last + 1);
-        Answer::Symbols(SymbolsPart { text: rest[..end].to_owned(), more: end < rest.len() })
+        let part = SymbolsPart { text: rest[..end].to_owned(), modules: listed, more: end < rest.len() };
+        Answer::Symbols(part)
     }
 
     /// Begins to sample the VM.
@@ -57,8 +69,8 @@ impl RecordingSession {
     ) -> Result<Answer, String> {
         let SampledEvent { event, filter, .. } =
             options.event.parse().map_err(|error: crate::protocol::recording::NoEvent| error.to_string())?;
-        let pmu = host.ok_or("this host has no PMU")?;
-        let (kind, config) = Sampling::encoding(pmu, event).map_err(|error| error.to_string())?;
+        let encoded = host.map(|pmu| Sampling::encoding(pmu, event)).transpose();
+        let encoded = encoded.map_err(|error| error.to_string())?;
         if self.recording.is_some() {
             return Err("this client records it already".to_owned());
         }
@@ -70,9 +82,25 @@ impl RecordingSession {
         let linux =
             kernel.and_then(|(symbols, space)| GuestLinux::find(symbols, space, &memory.mapped, cpus));
         let linux = linux.map(Arc::new);
-        let plan =
-            SamplingPlan { pmu, event, filter, rate: options.rate.of_perf(), has_chains: options.chains };
-        let recording = vcpus.record(plan, linux.as_ref()).map_err(|error| error.to_string())?;
+        let begin = |event| {
+            let rate = options.rate.of_perf();
+            let plan = SamplingPlan { event, filter, rate, has_chains: options.chains };
+            vcpus.record(plan, linux.as_ref())
+        };
+        // So many samples in a second of cycles are as many of time.
+        let is_of_time =
+            event == Event::Generic(GenericEvent::Cycles) && matches!(options.rate, SampleRate::Frequency(_));
+        let (recording, (kind, config), clock) = match encoded {
+            Some(encoded) => match begin(encoded) {
+                Err(RecordError::NoCounter) if is_of_time => {
+                    (begin(Sampling::CLOCK), Sampling::CLOCK, Some(WhyClock::NoCounter))
+                }
+                started => (started, encoded, None),
+            },
+            None if is_of_time => (begin(Sampling::CLOCK), Sampling::CLOCK, Some(WhyClock::NoPmu)),
+            None => return Err("this host has no PMU".to_owned()),
+        };
+        let recording = recording.map_err(|error| error.to_string())?;
         self.recording = Some(recording);
         info!("the machine is sampled from outside: {}", options.event);
         Ok(Answer::Recording(Begun {
@@ -80,7 +108,8 @@ impl RecordingSession {
             config,
             has_processes: linux.is_some(),
             has_mappings: linux.as_ref().is_some_and(|linux| linux.has_mappings()),
-            has_kernel_chains: options.chains && linux.is_some_and(|linux| linux.has_frames),
+            clock,
+            has_kernel_chains: options.chains && linux.is_some_and(|linux| linux.unwinder.is_known()),
             build_id: kernel.and_then(|(symbols, space)| build_id(symbols, space, &memory.mapped)),
         }))
     }

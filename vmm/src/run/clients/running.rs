@@ -217,7 +217,7 @@ impl ServedVm for Running {
             Request::Record(options) => {
                 session.recording.begin(&options, &self.vcpus, self.about.cpus, self.host, &self.memory)
             }
-            Request::Symbols(from) => session.recording.symbols(&self.memory, from),
+            Request::Symbols(from) => session.recording.symbols(&self.memory, &self.vcpus, from),
             Request::Samples => session.recording.samples(),
             Request::StopRecording => session.recording.stop(),
             Request::Snapshot { .. } | Request::End => {

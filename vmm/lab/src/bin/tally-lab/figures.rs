@@ -13,7 +13,7 @@ use tally_lab::figures::fleet::{CPUS, GUEST_MIB, GUESTS, Look};
 use tally_lab::figures::net::Transfer;
 use tally_lab::figures::pmu::{Programs, UNCONFINED};
 use tally_lab::figures::shares::{MONITORS, Measured as MeasuredWork, Monitor, WORKS};
-use tally_lab::figures::watch::attention;
+use tally_lab::figures::watch::{attention, outside};
 use tally_lab::peer::{self, MachineType};
 use tally_lab::{Processor, Result, Scenario, published};
 
@@ -36,6 +36,8 @@ pub enum Measured {
     Net,
     /// Monitoring of a guest from the host.
     Watch,
+    /// Sampling of a guest from outside.
+    Outside,
     /// A guest's use of its counters on an Intel host.
     Intel,
     /// A RISC-V guest's use of its counters.
@@ -54,6 +56,7 @@ pub fn measure(what: Measured, file: Option<&Path>, progress: &mut Progress) -> 
         Measured::Fleet => ("fleet", fleet),
         Measured::Net => ("net", network),
         Measured::Watch => ("watch", monitoring),
+        Measured::Outside => ("outside", sampling),
         Measured::Intel => ("intel", intel),
         Measured::Riscv => ("riscv", figures::riscv::measure),
         Measured::Ebb => ("ebb", branches),
@@ -259,6 +262,13 @@ fn monitoring(progress: &mut Progress) -> Result<String> {
     let extent = attention::Extent { counters: &[1, 6], seconds: 5 };
     let attention = attention::measure(extent, &programs, progress)?;
     Ok(format!("{}\n{}", figures::watch::table(&figures), attention::table(&attention)))
+}
+
+/// Measures what it costs a guest to be sampled from outside.
+fn sampling(progress: &mut Progress) -> Result<String> {
+    progress.step("sampling guests from outside");
+    let tally = beside::program("tally", progress)?;
+    Ok(outside::table(&outside::measure(&tally, progress)?))
 }
 
 fn seconds(time: Duration) -> String {

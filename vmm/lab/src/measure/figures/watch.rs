@@ -2,9 +2,10 @@
 //!
 //! The cost is the time between two samples by the guest's own clock. On a simulated host with one CPU, this time
 //! includes all work for a sample, in the guest and on the host, and a nanosecond is an instruction. [`attention`]
-//! measures the cost of monitoring that does not depend on samples.
+//! measures the cost of monitoring that does not depend on samples, [`outside`] that of sampling a guest from outside.
 
 pub mod attention;
+pub mod outside;
 
 use std::fmt::Write;
 use std::path::Path;

@@ -1,5 +1,7 @@
 //! Looking at a vCPU for the host's profiler, which RISC-V has not yet: no vCPU is seen, and nothing is read.
 
+use std::ops::Range;
+
 use kvm_ioctls::VcpuFd;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
@@ -59,13 +61,39 @@ impl Look {
         0
     }
 
-    /// Returns the return addresses of its callers.
+    /// Returns the return addresses of its callers in a program.
     pub fn callers(&self, _memory: &GuestMemoryMmap) -> Vec<u64> {
         Vec::new()
     }
 
-    /// Returns where the program of a kernel stack has entered the kernel, and its callers.
-    pub fn entered_from(&self, _memory: &GuestMemoryMmap, _kernel_stack: u64) -> Vec<u64> {
-        Vec::new()
+    /// Returns those of its callers in the kernel, and where a program has entered that.
+    pub fn kernel_callers(
+        &self,
+        _memory: &GuestMemoryMmap,
+        _unwinder: &Unwinder,
+        _kernel_stack: u64,
+    ) -> [Vec<u64>; 2] {
+        Default::default()
+    }
+}
+
+/// How the callers in a kernel are found.
+#[derive(Debug)]
+pub struct Unwinder(());
+
+impl Unwinder {
+    /// Finds out how a kernel keeps its callers.
+    pub fn find(
+        _symbol: &dyn Fn(&str) -> Option<u64>,
+        _bit: &dyn Fn(&str, &str) -> Option<u64>,
+        _modules: &[(u64, Range<u64>)],
+        _read: &dyn Fn(u64, &mut [u8]) -> Option<()>,
+    ) -> Self {
+        Self(())
+    }
+
+    /// Returns whether callers in the kernel are found.
+    pub fn is_known(&self) -> bool {
+        false
     }
 }

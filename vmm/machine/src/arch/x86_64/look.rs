@@ -1,9 +1,11 @@
 //! Looks at a vCPU that has just left its guest, for the host's profiler: where it is, and by which calls it came
 //! there. Only the guest's memory is read, and of that no more than a sample has.
 
+use kvm_bindings::kvm_regs;
 use kvm_ioctls::VcpuFd;
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap};
 
+use super::orc::{Callers, Registers, USER_CS, Unwinder};
 use super::paging::Tables;
 
 /// Maximum number of callers in a chain: with the instruction itself, as many as Linux' own `perf` takes
@@ -14,19 +16,23 @@ const KERNEL_STACK: u64 = 16 << 10;
 /// Where the kernel and its programs have page tables of their own, these are side by side.
 const KERNEL_TABLES: u64 = 1 << 12;
 /// Registers that a program has when it enters the kernel (`struct pt_regs`, at the end of its kernel stack): its size,
-/// and where RBP, RIP and CS are.
+/// and where RBP, RIP and CS are. Kernels for processors with FRED (since Linux 6.9) leave two words behind it.
 const ENTRY_REGISTERS: usize = 168;
 const ENTRY_RBP: usize = 4;
 const ENTRY_RIP: usize = 16;
 const ENTRY_CS: usize = 17;
-/// The code segment of Linux' programs of 64 bits (`__USER_CS`).
-const USER_CS: u64 = 0x33;
+const BEHIND_ENTRY: [u64; 2] = [0, 16];
+
+/// Where Linux has all of the memory, if it does not choose another place (`page_offset_base`).
+const ALL_MEMORY: u64 = 0xffff_8880_0000_0000;
 
 /// Page tables of a guest, by which its memory is read as its kernel reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AddressSpace {
     root: u64,
     levels: u32,
+    /// Where the kernel has all of the memory, one address behind the other: no tables need to be read for that.
+    all_memory: Option<u64>,
 }
 
 impl AddressSpace {
@@ -40,6 +46,10 @@ impl AddressSpace {
 
     /// Reads bytes at a virtual address.
     pub fn read(self, memory: &GuestMemoryMmap, address: u64, bytes: &mut [u8]) -> Option<()> {
+        let physical = self.all_memory.and_then(|start| address.checked_sub(start));
+        if physical.is_some_and(|at| memory.read_slice(bytes, GuestAddress(at)).is_ok()) {
+            return Some(());
+        }
         self.tables(memory).read_as_kernel(address, bytes)
     }
 
@@ -63,7 +73,12 @@ impl AddressSpace {
             let space = Self { root, ..self };
             space.translate(memory, known)?;
             let space = Self { root: space.translate(memory, tables)?.0, ..self };
-            space.translate(memory, known).map(|_| space)
+            let known = space.translate(memory, known)?;
+            // Unless its place is random, it is a constant.
+            let start = symbol("page_offset_base")
+                .map_or(Some(ALL_MEMORY), |base| space.read_word(memory, base))
+                .filter(|start| space.translate(memory, start.wrapping_add(known.0)) == Some(known));
+            Some(Self { all_memory: start, ..space })
         };
         [self.root, self.root & !KERNEL_TABLES].into_iter().find_map(of_kernel)
     }
@@ -82,9 +97,7 @@ pub struct Look {
     pub is_user: bool,
     /// Its page tables, in 64-bit mode.
     pub space: Option<AddressSpace>,
-    /// RBP and RSP.
-    frame: u64,
-    stack: u64,
+    registers: Registers,
     /// It executes code of 64 bits.
     is_long: bool,
 }
@@ -96,10 +109,13 @@ impl Look {
     /// Looks at a vCPU.
     pub fn of(fd: &VcpuFd, memory: &GuestMemoryMmap) -> Option<Self> {
         let (regs, sregs) = (fd.get_regs().ok()?, fd.get_sregs().ok()?);
-        let space = Tables::of(&sregs, memory)
-            .map(|tables| AddressSpace { root: tables.root(), levels: tables.levels() });
+        let space = Tables::of(&sregs, memory).map(|tables| AddressSpace {
+            root: tables.root(),
+            levels: tables.levels(),
+            all_memory: None,
+        });
         let (instruction, is_user) = (regs.rip, sregs.ss.dpl == 3);
-        Some(Self { instruction, is_user, space, frame: regs.rbp, stack: regs.rsp, is_long: sregs.cs.l == 1 })
+        Some(Self { instruction, is_user, space, registers: registers(&regs), is_long: sregs.cs.l == 1 })
     }
 
     /// Returns the name of its page tables: the same for a program in user mode and in the kernel.
@@ -107,47 +123,123 @@ impl Look {
         self.space.map_or(0, |space| space.root & !KERNEL_TABLES)
     }
 
-    /// Returns the return addresses of its callers at the same privilege level, the latest first, as far as frame
-    /// pointers lead to them.
+    /// Returns the return addresses of its callers in a program, the latest first, as far as frame pointers lead to
+    /// them.
     pub fn callers(&self, memory: &GuestMemoryMmap) -> Vec<u64> {
         match self.space {
-            Some(space) if self.is_user && self.is_long => user_callers(space, memory, self.frame),
-            Some(space) if !self.is_user => kernel_callers(space, memory, self.frame, self.stack),
+            Some(space) if self.is_user && self.is_long => {
+                user_callers(space, memory, self.registers.frame())
+            }
             _ => Vec::new(),
         }
     }
 
-    /// Returns the instruction at which the program of a kernel stack has entered the kernel, and before it that of its
-    /// callers, the latest first. Empty if no program has, or the vCPU is in it.
-    pub fn entered_from(&self, memory: &GuestMemoryMmap, kernel_stack: u64) -> Vec<u64> {
-        let registers = |space: AddressSpace| {
-            let at = kernel_stack.checked_add(KERNEL_STACK - ENTRY_REGISTERS as u64)?;
-            let mut bytes = [0; ENTRY_REGISTERS];
-            space.read(memory, at, &mut bytes)?;
-            let (words, _) = bytes.as_chunks::<8>();
-            Some([ENTRY_RBP, ENTRY_RIP, ENTRY_CS].map(|word| u64::from_le_bytes(words[word])))
-        };
-        let Some(space) = self.space.filter(|_| !self.is_user) else { return Vec::new() };
-        match registers(space) {
-            Some([frame, instruction, USER_CS]) => {
-                [vec![instruction], user_callers(space, memory, frame)].concat()
+    /// Returns the return addresses of its callers in the kernel, the latest first, and then the instruction at which a
+    /// program has entered that, with its callers. `kernel_stack` is the lowest address of the thread's stack.
+    pub fn kernel_callers(
+        &self,
+        memory: &GuestMemoryMmap,
+        unwinder: &Unwinder,
+        kernel_stack: u64,
+    ) -> [Vec<u64>; 2] {
+        let Some(space) = self.space.filter(|_| !self.is_user) else { return Default::default() };
+        let Callers { kernel, program } = match unwinder {
+            Unwinder::Orc(orc) => {
+                let mut stack = Stack { tables: space.tables(memory), page: None };
+                orc.callers(&self.registers, MAX_CALLERS, &mut |address| stack.word(address))
             }
-            _ => Vec::new(),
+            Unwinder::FramePointers => {
+                let Registers { stack, .. } = self.registers;
+                let kernel = kernel_callers(space, memory, self.registers.frame(), stack);
+                Callers { kernel, program: None }
+            }
+            Unwinder::Unknown => Callers::default(),
+        };
+        let user = program
+            .or_else(|| entry(space, memory, kernel_stack))
+            .map(|[frame, instruction]| [vec![instruction], user_callers(space, memory, frame)].concat());
+        [kernel, user.unwrap_or_default()]
+    }
+}
+
+/// Returns registers in the order of `struct pt_regs`.
+fn registers(regs: &kvm_regs) -> Registers {
+    let kvm_regs { r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi, .. } = *regs;
+    let general = [r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi];
+    Registers { instruction: regs.rip, stack: regs.rsp, general }
+}
+
+/// Returns the frame pointer and the instruction at which the program of a kernel stack has entered the kernel, if one
+/// has.
+fn entry(space: AddressSpace, memory: &GuestMemoryMmap, kernel_stack: u64) -> Option<[u64; 2]> {
+    let end = kernel_stack.checked_add(KERNEL_STACK)?;
+    BEHIND_ENTRY.into_iter().find_map(|behind| {
+        let mut bytes = [0; ENTRY_REGISTERS];
+        space.read(memory, end.checked_sub(behind + ENTRY_REGISTERS as u64)?, &mut bytes)?;
+        let (words, _) = bytes.as_chunks::<8>();
+        let word = |number: usize| u64::from_le_bytes(words[number]);
+        (word(ENTRY_CS) == USER_CS).then(|| [ENTRY_RBP, ENTRY_RIP].map(word))
+    })
+}
+
+/// Reads words of a stack, of which most are on the same page.
+struct Stack<'a> {
+    tables: Tables<'a>,
+    /// The last page, and where it is.
+    page: Option<(u64, GuestAddress)>,
+}
+
+impl Stack<'_> {
+    fn word(&mut self, address: u64) -> Option<u64> {
+        const OFFSET: u64 = (1 << 12) - 1;
+        let (page, offset) = (address & !OFFSET, address & OFFSET);
+        if offset > OFFSET - 7 {
+            let mut bytes = [0; 8];
+            self.tables.read_as_kernel(address, &mut bytes)?;
+            return Some(u64::from_le_bytes(bytes));
         }
+        let place = match self.page {
+            Some((last, place)) if last == page => place,
+            _ => self.tables.translate_as_kernel(page)?,
+        };
+        self.page = Some((page, place));
+        self.tables.memory().read_obj(place.checked_add(offset)?).ok()
     }
 }
 
 /// Follows a program's frame pointers as Linux' `perf` does: whatever is there is an address, up to the maximum number.
 fn user_callers(space: AddressSpace, memory: &GuestMemoryMmap, frame: u64) -> Vec<u64> {
     let (mut callers, mut frame) = (Vec::new(), frame);
-    let tables = space.tables(memory);
+    let mut frames = Frames { tables: space.tables(memory), page: None };
     while callers.len() < MAX_CALLERS {
-        let Some(words) = tables.read_as_program::<16>(frame) else { break };
-        let [next, caller] = pair(words);
+        let Some([next, caller]) = frames.frame(frame) else { break };
         callers.push(caller);
         frame = next;
     }
     callers
+}
+
+/// Reads a program's frames, of which most are on the same page.
+struct Frames<'a> {
+    tables: Tables<'a>,
+    /// The last page, and where it is.
+    page: Option<(u64, GuestAddress)>,
+}
+
+impl Frames<'_> {
+    fn frame(&mut self, address: u64) -> Option<[u64; 2]> {
+        const OFFSET: u64 = (1 << 12) - 1;
+        let (page, offset) = (address & !OFFSET, address & OFFSET);
+        if offset > OFFSET - 15 {
+            return self.tables.read_as_program::<16>(address).map(pair);
+        }
+        let place = match self.page {
+            Some((last, place)) if last == page => place,
+            _ => self.tables.translate_to_read(page)?,
+        };
+        self.page = Some((page, place));
+        self.tables.memory().read_obj(place.checked_add(offset)?).ok().map(pair)
+    }
 }
 
 /// Follows the kernel's frame pointers on its stack, upwards.

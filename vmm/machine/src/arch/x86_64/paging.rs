@@ -103,6 +103,11 @@ impl<'a> Tables<'a> {
         (1 << (PAGE_BITS + LEVEL_BITS * self.levels - 1)) - 1
     }
 
+    /// Translates a virtual address that a program can read. Returns `None` if it cannot.
+    pub fn translate_to_read(&self, address: u64) -> Option<GuestAddress> {
+        self.translate(address, Access::Read)
+    }
+
     /// Translates a virtual address that a program can write, for a write there. Returns `None` if it cannot.
     pub fn translate_to_write(&self, address: u64) -> Option<GuestAddress> {
         // The entry may change while it is noted that the page is written.
