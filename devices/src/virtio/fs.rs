@@ -165,6 +165,9 @@ mod tests {
     const LOOKUP: u32 = 1;
     const FORGET: u32 = 2;
     const GETATTR: u32 = 3;
+    const OPEN: u32 = 14;
+    const READ: u32 = 15;
+    const WRITE: u32 = 16;
 
     fn share() -> (tempfile::TempDir, SharedFolder, Driver) {
         let dir = tempfile::tempdir().unwrap();
@@ -220,6 +223,47 @@ mod tests {
         assert_eq!(send(&mut device, &mut driver, &fuse(LOOKUP, 1, b"file\0")), 0);
         device.reset();
         assert_eq!(send(&mut device, &mut driver, &fuse(GETATTR, 2, &[0; 16])), -116);
+    }
+
+    /// The body of a READ or WRITE of the first handle.
+    fn part(offset: u64, size: u32) -> Vec<u8> {
+        [&1_u64.to_le_bytes()[..], &offset.to_le_bytes(), &size.to_le_bytes(), &[0; 20]].concat()
+    }
+
+    /// Sends a request. Returns the error and the body of the reply.
+    fn call(device: &mut SharedFolder, driver: &mut Driver, request: &[u8]) -> (i32, Vec<u8>) {
+        let at = driver.submit(REQUESTS.0, request, 4096);
+        driver.serve(device);
+        let length = driver.next_completion(REQUESTS.0).expect("every request is completed");
+        let reply = driver.bytes(at, length);
+        assert_eq!((&reply[..4], &reply[8..16]), (&length.to_le_bytes()[..], &[9; 8][..]));
+        (i32::from_le_bytes(*reply[4..].first_chunk().unwrap()), reply[16..].to_vec())
+    }
+
+    #[test]
+    fn files_are_read_and_written_straight_from_and_to_the_guests_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("file"), "the host's").unwrap();
+        let mut device = SharedFolder::new(Share::open(dir.path(), Access::ReadWrite, 1).unwrap(), 0);
+        let mut driver = Driver::ready(&device);
+        assert_eq!(send(&mut device, &mut driver, &fuse(LOOKUP, 1, b"file\0")), 0);
+        let mut call = |opcode, body: &[u8]| call(&mut device, &mut driver, &fuse(opcode, 2, body));
+        assert_eq!(call(OPEN, &[2, 0, 0, 0, 0, 0, 0, 0]).0, 0);
+        assert_eq!(call(READ, &part(4, 100)), (0, b"host's".to_vec()));
+        assert_eq!(call(READ, &part(4, 2)), (0, b"ho".to_vec()));
+        assert_eq!(call(READ, &part(10, 100)), (0, Vec::new()));
+        let data = b"guest's";
+        let write = [part(4, 7), data.to_vec()].concat();
+        assert_eq!(call(WRITE, &write), (0, vec![7, 0, 0, 0, 0, 0, 0, 0]));
+        assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), b"the guest's");
+        // More than the request has, beyond the end of all files, and of no handle.
+        let invalid = (-22, Vec::new());
+        assert_eq!(call(WRITE, &[part(4, 8), data.to_vec()].concat()), invalid);
+        assert_eq!(call(READ, &part(u64::MAX, 1)), invalid);
+        let mut other = part(0, 1);
+        other[0] = 7;
+        assert_eq!(call(READ, &other), (-9, Vec::new()));
+        assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), b"the guest's");
     }
 
     proptest! {
