@@ -149,8 +149,8 @@ impl Server {
         if self.has(request.thread) { Ok(event) } else { Err(refused()) }
     }
 
-    /// Returns whether the event is one of the processor's, or the tracepoint of entries or the clock for what these are
-    /// for.
+    /// Returns whether the event is one of the processor's, or the tracepoint of entries or the clock, each for what it
+    /// is for.
     fn is_for_guests(&self, request: &Request) -> bool {
         match request.purpose {
             Purpose::Entries => Some(request.event) == self.entries,
