@@ -16,9 +16,9 @@ use vpmu::event::{Event, Filter};
 pub struct Sampling(OwnedFd);
 
 impl Sampling {
-    /// The clock of a thread's run time (`cpu-clock`), which needs no counter. It also runs while the host's kernel works
-    /// for the guest, and cannot tell the guest's privilege levels: its samples are of neither, and none is taken in
-    /// user mode of the host.
+    /// The clock of a thread's run time (`cpu-clock`), which needs no counter. It also runs while the host's kernel
+    /// works for the guest, and does not know the guest's privilege levels. None of its samples is taken in user mode
+    /// of the host.
     pub const CLOCK: Encoded = (PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK as u64);
 
     /// Begins to sample an event of this thread's guest, at these privilege levels.

@@ -299,25 +299,20 @@ fn symbols_are_those_that_the_guests_kernel_shows() {
     assert_eq!(own[ours.len()..], ["ready", "kallsyms", "modules"], "{text}");
 }
 
-/// A function of the kernel, and whether it is one of the module of shared folders. The guest's own perf names the
-/// module's file there.
-type Function<'a> = (&'a str, bool);
-
-/// Returns the functions in the kernel and in its modules, the latest first, and how often there is each such chain of
-/// the program that reads: from blocks of lines of address, name and file.
-fn kernel_chains(text: &str) -> BTreeMap<Vec<Function<'_>>, usize> {
+/// Returns the names of the functions in the kernel and in its modules, the latest first, and how often there is each
+/// such chain of the program that reads: from blocks of lines of address, name and file.
+fn kernel_chains(text: &str) -> BTreeMap<Vec<&str>, usize> {
     let mut chains = BTreeMap::new();
     for block in text.split("\n\n").filter_map(|block| block.trim().strip_prefix("dd")) {
         let lines = block.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
         let in_kernel = lines.take_while(|words| words[0].starts_with("ffffffff"));
-        let chain = in_kernel.map(|words| (words[1], words[2..].concat().contains("fuse"))).collect();
-        *chains.entry(chain).or_default() += 1;
+        *chains.entry(in_kernel.map(|words| words[1]).collect()).or_default() += 1;
     }
     chains
 }
 
 /// Returns what the guest's own perf and Tally have found in a guest that reads a file.
-fn own_and_ours(text: &str) -> [BTreeMap<Vec<Function<'_>>, usize>; 2] {
+fn own_and_ours(text: &str) -> [BTreeMap<Vec<&str>, usize>; 2] {
     let (own, ours) = text.split_once("ready").expect("it has waited");
     [own, ours].map(kernel_chains)
 }
@@ -356,13 +351,19 @@ fn functions_of_modules_are_named_as_the_guests_own_perf_names_them() {
     let functions = own_and_ours(&text).map(|chains| {
         let mut functions = BTreeMap::new();
         for (chain, samples) in chains {
-            for function in chain.into_iter().filter(|(_, is_of_module)| *is_of_module) {
+            for function in chain.into_iter().filter(|function| function.starts_with("fuse_")) {
                 *functions.entry(function).or_default() += samples;
             }
         }
         functions
     });
     are_the_same(&functions);
+    let (_, ours) = text.split_once("ready").expect("it has waited");
+    let of_module = ours.lines().filter(|line| line.contains(" fuse_"));
+    assert!(
+        of_module.clone().count() > 0 && of_module.clone().all(|line| line.ends_with(" ([fuse])")),
+        "{text}"
+    );
     assert!(text.contains("<title>fuse_file_read_iter [fuse] ("), "{text}");
 }
 

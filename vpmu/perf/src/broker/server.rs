@@ -15,6 +15,7 @@ use super::{END, REQUEST};
 use crate::entries::tracepoint;
 use crate::host;
 use crate::request::{Encoded, Purpose, Request, WORDS};
+use crate::sampling::Sampling;
 
 /// The process that opens events.
 pub struct Server {
@@ -148,10 +149,12 @@ impl Server {
         if self.has(request.thread) { Ok(event) } else { Err(refused()) }
     }
 
-    /// Returns whether the event is one of the processor's, or the tracepoint of entries for what that is for.
+    /// Returns whether the event is one of the processor's, or the tracepoint of entries or the clock, each for what it
+    /// is for.
     fn is_for_guests(&self, request: &Request) -> bool {
         match request.purpose {
             Purpose::Entries => Some(request.event) == self.entries,
+            Purpose::Sampling { .. } if request.event == Sampling::CLOCK => true,
             _ => is_of_processor(request.event, &self.types),
         }
     }
@@ -194,9 +197,10 @@ fn ignore_signals() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::this_thread;
+    use crate::request::{Rate, this_thread};
     use perf_event_open_sys::bindings::{PERF_COUNT_SW_DUMMY, PERF_TYPE_SOFTWARE};
     use rustix::process::getpid;
+    use vpmu::event::Filter;
 
     /// Answers as the broker of this process would, and has software events, which every host has.
     fn server() -> Server {
@@ -225,6 +229,16 @@ mod tests {
             refused,
             [None, Some(libc::EACCES), Some(libc::EACCES), Some(libc::EACCES), Some(libc::EACCES)]
         );
+    }
+
+    #[test]
+    fn a_clock_only_samples() {
+        let server = Server { types: vec![4], ..server() };
+        let sampling = Purpose::Sampling { filter: Filter::All, rate: Rate::Frequency(999) };
+        let is_opened = |purpose| {
+            server.is_for_guests(&Request { event: Sampling::CLOCK, thread: this_thread(), purpose })
+        };
+        assert_eq!([sampling, Purpose::Reservation].map(is_opened), [true, false]);
     }
 
     #[test]
