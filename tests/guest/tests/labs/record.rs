@@ -320,7 +320,7 @@ fn own_and_ours(text: &str) -> [BTreeMap<Vec<&str>, usize>; 2] {
 /// Checks that what is frequent for one of them is known to the other: each run's samples are at other instructions of
 /// the same code.
 fn are_the_same<T: Ord + std::fmt::Debug>(chains: &[BTreeMap<T, usize>; 2]) {
-    const OFTEN: usize = 20;
+    const OFTEN: usize = 10;
     let [own, ours] = chains;
     for [one, other] in [[own, ours], [ours, own]] {
         let often: Vec<&T> =
@@ -439,9 +439,10 @@ fn without_a_free_counter_samples_are_taken_by_time() {
     assert!(timed.err.contains("status 125"), "{}", timed.err);
     let text = printed("timed");
     assert!(text.contains("cpu-clock"), "{text}");
-    // A thousand million instructions are a second, in which there are 999 samples, none of them in the kernel.
+    // A thousand million instructions are a second, in which there are 999 samples, none of them in the kernel, and some
+    // more while the host works for the VM.
     let samples = addresses(&text, "track");
-    assert!((950..=1000).contains(&samples.len()), "{} samples: {}", samples.len(), timed.err);
+    assert!((950..=1100).contains(&samples.len()), "{} samples: {}", samples.len(), timed.err);
     assert!(samples.iter().all(|address| address >> 63 == 0), "{samples:x?}");
 }
 
