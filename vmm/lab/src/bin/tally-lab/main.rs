@@ -72,7 +72,7 @@ Example:
     #[command(after_help = "Examples:\n  tally-lab figures\n  tally-lab figures pmu")]
     Figures {
         /// boot: the lab itself, and booting a guest; pmu: a guest's use of its counters; use:
-        /// commands and shared folders; watch: what monitoring costs a guest; outside: what
+        /// commands; shares: shared folders; watch: what monitoring costs a guest; outside: what
         /// sampling it from outside does; riscv: as pmu, on the RISC-V host
         #[arg(value_enum, default_value_t = figures::Measured::Boot, hide_possible_values = true)]
         what: figures::Measured,
