@@ -169,7 +169,7 @@ pub fn measure(
     let drivers: Vec<_> = drivers.iter().map(|(name, content)| (name.as_str(), content.as_slice())).collect();
     let scenario = Scenario::with_all_counters(script(monitors))
         .named("figures shares")
-        .limit(Duration::from_mins(30))
+        .limit(Duration::from_mins(90))
         .memory_mib(3 << 10)
         .file(tally, "tally")
         .file(workload, "shared/share-workload")
