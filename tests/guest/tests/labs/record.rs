@@ -438,8 +438,8 @@ fn without_a_free_counter_samples_are_taken_by_time() {
     assert!(timed.err.contains("status 125"), "{}", timed.err);
     let text = printed("timed");
     assert!(text.contains("cpu-clock"), "{text}");
-    // A thousand million instructions are a second, in which there are 999 samples, none of them in the kernel, and some
-    // more while the host works for the VM.
+    // A thousand million instructions are a second, in which there are 999 samples, none of them in the kernel. There
+    // are some more while the host works for the VM.
     let samples = addresses(&text, "track");
     assert!((950..=1100).contains(&samples.len()), "{} samples: {}", samples.len(), timed.err);
     assert!(samples.iter().all(|address| address >> 63 == 0), "{samples:x?}");
