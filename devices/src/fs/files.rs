@@ -157,34 +157,32 @@ impl Server {
 }
 
 /// Fills a buffer with the content of a file, as far as there is any. The guest takes a short reply as the end of the
-/// file, so a short read is continued.
+/// file.
 pub fn read(file: &OpenFile, buffer: &mut [u8], offset: u64) -> Result<usize, Errno> {
-    let mut len = 0;
-    while len < buffer.len() {
-        match rustix::io::pread(file, &mut buffer[len..], offset + len as u64) {
-            Ok(0) => break,
-            Ok(more) => len += more,
-            Err(Errno::INTR) => {}
-            Err(_) if len > 0 => break,
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(len)
+    in_parts(buffer.len(), |done| rustix::io::pread(file, &mut buffer[done..], offset + done as u64))
 }
 
 /// Writes data to a file. Returns how much of it was written.
 pub fn write(file: &OpenFile, data: &[u8], offset: u64, flags: ReadWriteFlags) -> Result<usize, Errno> {
-    let mut len = 0;
-    while len < data.len() {
-        match rustix::io::pwritev2(file, &[IoSlice::new(&data[len..])], offset + len as u64, flags) {
+    in_parts(data.len(), |done| {
+        rustix::io::pwritev2(file, &[IoSlice::new(&data[done..])], offset + done as u64, flags)
+    })
+}
+
+/// Continues a system call that transfers less than `len` bytes, until it transfers nothing or fails. Returns the
+/// number of bytes, and the error if there are none.
+fn in_parts(len: usize, mut call: impl FnMut(usize) -> Result<usize, Errno>) -> Result<usize, Errno> {
+    let mut done = 0;
+    while done < len {
+        match call(done) {
             Ok(0) => break,
-            Ok(more) => len += more,
+            Ok(more) => done += more,
             Err(Errno::INTR) => {}
-            Err(_) if len > 0 => break,
+            Err(_) if done > 0 => break,
             Err(errno) => return Err(errno),
         }
     }
-    Ok(len)
+    Ok(done)
 }
 
 /// Returns the reply to a write of `len` bytes.
