@@ -2,6 +2,8 @@
 
 use std::io;
 
+use rustix::time::{ClockId, clock_gettime};
+
 use crate::event::PerfEvent;
 use crate::host::HostPmu;
 use crate::request::Precedence;
@@ -122,9 +124,9 @@ fn is_missing(error: &io::Error) -> bool {
 
 /// Opens an event and adds it to `held`. Returns false if no counter is free for it.
 ///
-/// Then there are more events of this thread than counters. As long as that is so, a tick of Linux's rotation takes the
-/// counter from the first of them, which may be one of the host's own perf. So the event is enabled for as short a time
-/// as can be: it is opened before, and closed afterwards.
+/// Then there are more events of this thread than counters. If a tick of Linux's rotation comes while that is so, it
+/// takes the counter from the first of them, which may be one of the host's own perf. So the event is enabled for as
+/// short a time as can be, and between two ticks: it is opened before, and closed afterwards.
 fn hold(
     pmu: HostPmu,
     event: Event,
@@ -132,6 +134,7 @@ fn hold(
     held: &mut Vec<PerfEvent>,
 ) -> Result<bool, NotFree> {
     let event = PerfEvent::open_probe(pmu, event, precedence)?;
+    wait_for_a_tick_that_is_near();
     event.enable();
     let Some(counted) = event.counted() else {
         event.disable()?;
@@ -143,4 +146,15 @@ fn hold(
     }
     held.push(event);
     Ok(true)
+}
+
+/// Returns at once, unless a tick of the rotation is so near that it may come before the caller has enabled an event,
+/// read it and disabled it. Linux sets the rotation's timer to multiples of its interval on this clock, and the interval
+/// is of whole milliseconds.
+fn wait_for_a_tick_that_is_near() {
+    const INTERVAL: i64 = 1_000_000;
+    const NEAR: i64 = 100_000;
+    while clock_gettime(ClockId::Monotonic).tv_nsec % INTERVAL >= INTERVAL - NEAR {
+        std::hint::spin_loop();
+    }
 }

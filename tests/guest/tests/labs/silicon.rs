@@ -133,7 +133,7 @@ const ROUNDS: u64 = 10_000_000;
 const REST: u64 = 0x34;
 
 /// Prints what the host executes for a guest's samples and for its reads of a counter: with entries left out, and as if
-/// the host did not count them.
+/// the host did not count them. The few reads are measured three times.
 const COST: &str = "\
 numbers=$(ls ~/.cache/tally/entry-ticks-*/numbers) kept=$(cat $numbers)
 reads=$(for read in $(seq 400); do printf 'rdmsr=0xc0010201 '; done)
@@ -144,7 +144,7 @@ cost() {
 for ticks in \"$kept\" '0 0 0 0 0 0'; do
     chmod u+w $numbers; echo $ticks >$numbers
     cost 'pmi=nmi,4000,50000' 1
-    cost \"wrmsr=0xc0010200,0x0:0x4300c0 $reads\" 400
+    for run in 1 2 3; do cost \"wrmsr=0xc0010200,0x0:0x4300c0 $reads\" 400; done
 done
 echo $kept >$numbers
 ";
@@ -242,11 +242,13 @@ fn no_interrupt_is_one_that_nobody_wants() {
 fn leaving_entries_out_costs_little() {
     let text = RESULTS.of("cost").text();
     let numbers: Vec<u64> = text.lines().filter_map(|line| line.parse().ok()).collect();
-    let [sampled, read, sampled_without, read_without] = numbers[..] else {
+    let [[sampled, reads @ ..], [sampled_without, reads_without @ ..]] = numbers.as_chunks::<4>().0 else {
         panic!("{text}{}", RESULTS.of("cost").err)
     };
-    let sample = sampled.saturating_sub(sampled_without) / SAMPLES;
-    let read = read.saturating_sub(read_without) / READS;
+    // The host's timer interrupts runs, some more often than others.
+    let least = |reads: &[u64; 3]| *reads.iter().min().expect("there are three");
+    let sample = sampled.saturating_sub(*sampled_without) / SAMPLES;
+    let read = least(reads).saturating_sub(least(reads_without)) / READS;
     println!("leaving entries out costs a sample {sample} instructions, and a read {read}");
     assert!((1..=COST_OF_A_SAMPLE).contains(&sample), "{sample} instructions: {text}");
     assert!((1..=COST_OF_A_READ).contains(&read), "{read} instructions: {text}");
