@@ -12,7 +12,6 @@ pub mod child;
 pub mod command;
 pub mod container;
 pub mod cpio;
-pub mod date;
 mod decompress;
 pub mod distribution;
 mod error;
@@ -33,6 +32,7 @@ mod tool;
 pub mod untrusted;
 pub mod versions;
 
+pub use archive_keys::date;
 pub use error::{Error, Result};
 pub use guest::{Guest, UnpackedKernel, default_guest, guest, guest_of, kernel, stamp};
 pub use progress::Progress;

@@ -7,7 +7,6 @@
 mod deb;
 mod download;
 mod index;
-mod keys;
 mod listed;
 mod lists;
 mod package;
@@ -31,7 +30,7 @@ use index::{Index, Unmet};
 use lists::{List, Lists};
 use stanza::Stanza;
 
-pub use keys::expiry as keys_expire;
+pub use archive_keys::expiry as keys_expire;
 pub use package::Package;
 pub(crate) use version::compare as compare_versions;
 
@@ -204,7 +203,6 @@ fn missing<'a>(files: &'a [Package], folder: &Path, progress: &mut Progress) -> 
 pub(crate) mod untrusted {
     pub use super::deb::unpack;
     pub use super::index::Index;
-    pub use super::keys::Keys;
     pub use super::release_file::ReleaseFile;
 }
 

@@ -5,13 +5,15 @@ use std::io::Read;
 use std::path::Path;
 use std::time::SystemTime;
 
+use archive_keys::Keys;
+
 use crate::cache::Cache;
 use crate::container;
 use crate::cpio::Archive;
 use crate::error::Result;
 use crate::http;
 use crate::image::Unpacked;
-use crate::packages::untrusted::{self, Index, Keys, ReleaseFile};
+use crate::packages::untrusted::{self, Index, ReleaseFile};
 use crate::progress::Progress;
 use crate::release::{Arch, Suite};
 

@@ -6,10 +6,10 @@ use std::io::{BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use archive_keys::{Keys, Refusal};
 use tempfile::NamedTempFile;
 
 use super::download::Downloads;
-use super::keys::{Keys, Refusal};
 use super::listed::Listed;
 use super::release_file::ReleaseFile;
 use crate::cache::Cache;

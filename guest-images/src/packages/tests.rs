@@ -5,11 +5,11 @@ mod indexes;
 mod mirror;
 mod transfers;
 
-use super::keys::Keys;
 use super::*;
 use crate::cache::folder_of_ours;
 use crate::release::{Arch, Suite};
 use crate::sources::{Archive, Expiry};
+use archive_keys::Keys;
 use mirror::{Answer, Mirror, TestKey};
 use tempfile::TempDir;
 

@@ -1,9 +1,11 @@
-//! Whether the compiler has kept what it needed. Rust 1.95 removes a comparison whose result is still used, if the
+//! What cargo and the compiler make of the sources.
+//!
+//! Whether the compiler has kept what it needed: Rust 1.95 removes a comparison whose result is still used, if the
 //! block that uses it ends with a branch on it (<https://github.com/rust-lang/rust/issues/158206>, mended by its pull
 //! request 158214): what is used then is a variable that nothing has written. A program reads whatever the optimiser
 //! makes of that. So these tests look for such variables in what the compiler has made of a program ("MIR").
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -131,4 +133,26 @@ fn mir_file(message: &str, of_target: &Path) -> Option<PathBuf> {
     let (folder, name) = library.rsplit_once("/lib")?;
     let folder = Path::new(folder);
     folder.starts_with(of_target).then(|| folder.join(format!("{name}.mir")))
+}
+
+/// Returns the crates that a program consists of, each with the features that it is compiled with.
+fn crates_of(package: &str) -> BTreeMap<String, String> {
+    let tree = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["tree", "--locked", "--package", package, "--edges", "normal", "--no-dedupe"])
+        .args(["--prefix", "none", "--format", "{p}|{f}"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("there is cargo");
+    assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
+    let text = String::from_utf8(tree.stdout).expect("names are text");
+    text.lines().filter_map(|line| line.split_once('|')).map(|(name, of)| (name.into(), of.into())).collect()
+}
+
+#[test]
+fn the_two_programs_of_the_first_command_share_what_they_are_compiled_of() {
+    let [tally, mut lab] = ["tally", "tally-lab"].map(crates_of);
+    lab.retain(|name, features| tally.get(name).is_some_and(|others| others != features));
+    assert!(tally.keys().any(|name| name.starts_with("guest-images")));
+    // Whatever uses one of these is compiled twice, and takes minutes of the first command.
+    assert_eq!(lab, BTreeMap::new(), "`tally` has other features of these");
 }

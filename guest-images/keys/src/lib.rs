@@ -3,6 +3,8 @@
 //! Debian's keys are in the program, so that a machine needs none. A signature by one key is enough; that key and the
 //! subkey that has signed must neither have expired nor be revoked.
 
+pub mod date;
+
 use std::fs::File;
 use std::path::Path;
 use std::sync::LazyLock;
@@ -11,8 +13,6 @@ use std::time::{Duration, SystemTime};
 use pgp::composed::{CleartextSignedMessage, Deserializable, SignedPublicKey, SignedPublicSubKey};
 use pgp::packet::{Signature, SignatureType};
 use pgp::types::{KeyDetails, KeyId, Timestamp, VerifyingKey};
-
-use crate::date;
 
 /// The keys of Debian 12 and 13, and of their security updates, from the package debian-archive-keyring, which says
 /// where they are published. These are their fingerprints:
@@ -25,7 +25,7 @@ use crate::date;
 /// 5E04 A1E3 223A 19A2 0706  E20F 9904 613D 4CCE 68C6  security updates, Debian 13
 /// 4158 7F7D B8C7 74BC CF13  1416 762F 67A0 B2C3 9DE4  stable release, Debian 13
 /// ```
-const DEBIAN: &str = include_str!("../../keys/debian.asc");
+const DEBIAN: &str = include_str!("../debian.asc");
 
 static EMBEDDED: LazyLock<Vec<SignedPublicKey>> = LazyLock::new(|| read(DEBIAN.as_bytes()));
 
@@ -58,7 +58,7 @@ impl Keys {
         self
     }
 
-    #[cfg(test)]
+    /// Returns the key of an archive that is no Debian.
     pub fn of(certificate: SignedPublicKey) -> Self {
         Self { certificates: vec![certificate] }
     }
