@@ -149,8 +149,8 @@ fn hold(
 }
 
 /// Returns at once, unless a tick of the rotation is so near that it may come before the caller has enabled an event,
-/// read it and disabled it. Linux sets the rotation's timer to multiples of its interval on this clock, and the interval
-/// is of whole milliseconds.
+/// read it and disabled it. Linux sets the rotation's timer to multiples of its interval on this clock, and the
+/// interval is of whole milliseconds.
 fn wait_for_a_tick_that_is_near() {
     const INTERVAL: i64 = 1_000_000;
     const NEAR: i64 = 100_000;
