@@ -54,11 +54,16 @@ pub fn example(package: &str, name: &str) -> PathBuf {
     profile.join("examples").join(name)
 }
 
+/// Returns the cargo that runs this test, for commands in the workspace.
+pub fn cargo() -> Command {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+    cargo
+}
+
 /// Builds a part of the workspace.
 fn build(selection: &[&str]) {
-    let mut build = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    build.args(["build", "--quiet"]).args(selection);
-    let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
+    let status = cargo().args(["build", "--quiet"]).args(selection).status().expect("cargo runs");
     assert!(status.success(), "does not build: {selection:?}");
 }
 

@@ -11,6 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use guest_tests::cargo;
 use serde_json::Value;
 
 /// A variable of a function, by its number.
@@ -102,13 +103,11 @@ fn a_comparison_that_the_compiler_has_removed_is_found() {
 #[test]
 #[ignore = "it compiles everything anew"]
 fn nothing_in_tally_reads_a_variable_that_was_never_written() {
-    let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mir");
-    let built = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let built = cargo()
         .args(["build", "--quiet", "--profile=lab", "--package=tally", "--lib", "--message-format=json"])
         .env("CARGO_TARGET_DIR", &folder)
         .env("RUSTFLAGS", "--emit=mir -C target-feature=+crt-static")
-        .current_dir(project)
         .stderr(Stdio::inherit())
         .output()
         .expect("there is cargo");
@@ -137,10 +136,9 @@ fn mir_file(message: &str, of_target: &Path) -> Option<PathBuf> {
 
 /// Returns the crates that a program consists of, each with the features that it is compiled with.
 fn crates_of(package: &str) -> BTreeMap<String, String> {
-    let tree = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let tree = cargo()
         .args(["tree", "--locked", "--package", package, "--edges", "normal", "--no-dedupe"])
         .args(["--prefix", "none", "--format", "{p}|{f}"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .expect("there is cargo");
     assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
