@@ -58,7 +58,7 @@ impl Keys {
         self
     }
 
-    /// Returns the key of an archive that is no Debian.
+    /// Returns the keys of an archive that signs with this one alone.
     pub fn of(certificate: SignedPublicKey) -> Self {
         Self { certificates: vec![certificate] }
     }
