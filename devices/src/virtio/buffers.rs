@@ -17,6 +17,7 @@ const PIECE: usize = 128 << 10;
 /// A sequence of buffers that is read or written from its begin to its end.
 pub struct Buffers<'a> {
     session: Session<'a>,
+    /// None is empty.
     slices: VecDeque<VolatileSlice<'a>>,
     /// Number of bytes in `slices`.
     available: usize,
@@ -34,8 +35,10 @@ impl<'a> Buffers<'a> {
     }
 
     pub(super) fn push(&mut self, slice: VolatileSlice<'a>) {
-        self.available += slice.len();
-        self.slices.push_back(slice);
+        if !slice.is_empty() {
+            self.available += slice.len();
+            self.slices.push_back(slice);
+        }
     }
 
     /// Calls `copy` with the next buffers, up to `count` bytes, and with the number of bytes copied so far. Returns
@@ -104,8 +107,8 @@ impl Writer<'_> {
     pub fn split_last(&mut self) -> Option<Self> {
         let slice = self.0.slices.pop_back()?;
         let (rest, last) = slice.split_at(slice.len() - 1).expect("within the slice");
-        self.0.slices.push_back(rest);
-        self.0.available -= 1;
+        self.0.available -= slice.len();
+        self.0.push(rest);
         let mut split = Buffers::new(self.0.session);
         split.push(last);
         Some(Self(split))
