@@ -2,26 +2,26 @@
 //!
 //! Many tests share one boot of a simulated host, and a host keeps a core busy for up to minutes. The runner therefore
 //! starts all tests at once, and each waits for the host whose results it checks. Hosts get the cores in the order of
-//! how long they took last time ([`tally_lab::cores`]). A host is booted by the first test that needs it, so a host
-//! that no selected test needs does not boot.
+//! how long they took last time ([`tally_lab::cores`]), or, when the second tier runs alone, of how long ago that was:
+//! `.ci/run` ends that tier when its time is over, and goes on with what is left in its next run. A host is booted by
+//! the first test that needs it, so a host that no selected test needs does not boot.
+
+mod record;
 
 use std::any::Any;
-use std::collections::HashMap;
 use std::env;
 use std::fmt::Write;
-use std::fs;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use guest_images::cache::Cache;
 use libtest_mimic::{Arguments, Failed, Trial};
 use tally_lab::cores::{self, Durations};
 
 use crate::host::{self, Host, Silicon};
+use record::Record;
 
 /// A test: a function that panics if the statement in its name is false.
 #[derive(Clone, Copy)]
@@ -157,13 +157,13 @@ pub fn main(mut tests: Vec<Test>) -> ExitCode {
     // One thread for each test: tests only wait for hosts, and the hosts wait for cores.
     arguments.test_threads.get_or_insert(tests.len());
     let record = Record::open();
-    cores::expect(record.known());
+    cores::set_order(if arguments.ignored { record.oldest_first() } else { record.longest_first() });
     let conclusion = thread::scope(|scope| {
         let (running, ended) = mpsc::channel::<()>();
         let record = &record;
         scope.spawn(move || {
             while ended.recv_timeout(RECORDED) == Err(RecvTimeoutError::Timeout) {
-                record.update(cores::taken());
+                record.update(&cores::taken());
             }
         });
         let conclusion = libtest_mimic::run(&arguments, tests.into_iter().map(Test::trial).collect());
@@ -172,7 +172,7 @@ pub fn main(mut tests: Vec<Test>) -> ExitCode {
     });
     let taken = cores::taken();
     print!("{}", slowest(&taken));
-    record.update(taken);
+    record.update(&taken);
     conclusion.exit_code()
 }
 
@@ -195,35 +195,4 @@ fn slowest(taken: &Durations) -> String {
         let _ = writeln!(text, "{:>7.1} s  {name}", duration.as_secs_f64());
     }
     text
-}
-
-/// File in the cache with the duration of each group's last run on this machine: lines of milliseconds and a name.
-/// `None` without a cache.
-struct Record(Option<PathBuf>);
-
-impl Record {
-    fn open() -> Self {
-        Self(Cache::open().ok().map(|cache| cache.root().join("test-durations")))
-    }
-
-    fn known(&self) -> Durations {
-        let text = self.0.as_ref().and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
-        let line = |line: &str| {
-            let (milliseconds, name) = line.split_once(' ')?;
-            Some((name.to_owned(), Duration::from_millis(milliseconds.parse().ok()?)))
-        };
-        text.lines().filter_map(line).collect()
-    }
-
-    /// Writes the durations of this run to the file. An error is ignored: the next run measures them again.
-    fn update(&self, taken: Durations) {
-        let Some(path) = &self.0 else { return };
-        let mut all: HashMap<_, _> = self.known();
-        all.extend(taken);
-        let mut lines: Vec<_> =
-            all.into_iter().map(|(name, duration)| format!("{} {name}\n", duration.as_millis())).collect();
-        lines.sort();
-        let new = path.with_extension("new");
-        let _ = fs::write(&new, lines.concat()).and_then(|()| fs::rename(&new, path));
-    }
 }

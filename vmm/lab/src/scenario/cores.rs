@@ -1,8 +1,9 @@
 //! Allocation of this machine's cores to simulated hosts, one core for each host. More hosts at a time would not finish
 //! sooner, and could exceed the timeouts of their scripts, which are in real time.
 //!
-//! Each piece of work has a name. Of the work that waits for a core, the piece that took longest last time gets the
-//! next one. So a long piece does not start last, with the other cores idle.
+//! Each piece of work has a name. Of the work that waits for a core, the piece with the highest precedence gets the next
+//! one. By default, this is the piece that took longest last time: so a long piece does not start last, with the other
+//! cores idle.
 
 use std::collections::HashMap;
 use std::num::NonZero;
@@ -12,19 +13,26 @@ use std::time::{Duration, Instant};
 
 static CORES: LazyLock<Mutex<Cores>> = LazyLock::new(|| {
     let free = thread::available_parallelism().map_or(1, NonZero::get);
-    Mutex::new(Cores { free, waiting: Vec::new(), known: HashMap::new(), taken: HashMap::new() })
+    Mutex::new(Cores { free, waiting: Vec::new(), order: Order::default(), taken: HashMap::new() })
 });
 static CHANGED: Condvar = Condvar::new();
 
-/// Time that work of each name takes.
+/// A duration for work of each name.
 pub type Durations = HashMap<String, Duration>;
+
+/// The order in which work gets cores: that with the longest duration first.
+#[derive(Debug, Default)]
+pub struct Order {
+    pub known: Durations,
+    /// Duration of what is not known. `None` is the limit of the work.
+    pub unknown: Option<Duration>,
+}
 
 struct Cores {
     free: usize,
-    /// Expected time of each piece of work that waits for a core.
+    /// Precedence of each piece of work that waits for a core.
     waiting: Vec<Duration>,
-    /// Time that work took in earlier processes.
-    known: Durations,
+    order: Order,
     /// Time that work has taken in this process.
     taken: Durations,
 }
@@ -36,17 +44,18 @@ pub struct Core {
 }
 
 impl Core {
-    /// Waits for a core. Work that has not run before is expected to take its `limit`.
+    /// Waits for a core. By default, work that has not run before is expected to take its `limit`.
     #[must_use]
     pub fn wait_for(work: &str, limit: Duration) -> Self {
         let mut cores = cores();
-        let expected = cores.known.get(work).copied().unwrap_or(limit);
-        cores.waiting.push(expected);
+        let order = &cores.order;
+        let precedence = order.known.get(work).copied().or(order.unknown).unwrap_or(limit);
+        cores.waiting.push(precedence);
         let others_first =
-            |cores: &mut Cores| cores.free == 0 || cores.waiting.iter().any(|other| *other > expected);
+            |cores: &mut Cores| cores.free == 0 || cores.waiting.iter().any(|other| *other > precedence);
         let mut cores = CHANGED.wait_while(cores, others_first).unwrap_or_else(PoisonError::into_inner);
-        let own =
-            cores.waiting.iter().position(|waiting| *waiting == expected).expect("the time was added above");
+        let own = cores.waiting.iter().position(|waiting| *waiting == precedence);
+        let own = own.expect("the precedence was added above");
         cores.waiting.swap_remove(own);
         cores.free -= 1;
         CHANGED.notify_all();
@@ -63,9 +72,9 @@ impl Drop for Core {
     }
 }
 
-/// Sets the time that work of each name is expected to take.
-pub fn expect(known: Durations) {
-    cores().known = known;
+/// Sets the order in which work gets cores.
+pub fn set_order(order: Order) {
+    cores().order = order;
 }
 
 /// Returns the time for which work of each name has had a core in this process.
