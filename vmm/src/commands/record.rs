@@ -76,9 +76,10 @@ pub fn record(options: &Record) -> Result<ExitCode> {
     let mut output = Output { writer: &mut writer, drawn: picture.as_ref().map(drawn) };
     let ended = fetch(&mut vm, &mut output, options.duration, &mut taken);
     let stacks = output.drawn.map(|(_, stacks)| stacks);
+    let samples = writer.samples();
     writer.finish().with_context(failed)?;
     let beside = write_symbols_beside(&options.output, &symbols.text);
-    printer::say(&summary(options, &taken, beside.as_ref().ok().and_then(Option::as_deref)));
+    printer::say(&summary(options, samples, &taken, beside.as_ref().ok().and_then(Option::as_deref)));
     match ended {
         Ok(()) => {}
         Err(Stopped::Vm(ClientError::Ended(process))) => {
@@ -207,10 +208,9 @@ pub fn remarks(has_symbols: bool, begun: &Begun, chains: bool) -> Vec<&'static s
     remarks
 }
 
-/// What was taken.
+/// What was taken, beside the samples.
 #[derive(Debug, Default)]
 struct Taken {
-    samples: u64,
     lost: u64,
     /// Least part of the time in which a vCPU's event had a counter, in thousandths.
     scheduled: Option<u64>,
@@ -261,7 +261,6 @@ fn fetch_some(vm: &mut Vm, output: &mut Output, taken: &mut Taken) -> Result<boo
             stacks.add(&functions.frames(sample));
         }
     }
-    taken.samples += samples.len() as u64;
     taken.lost = taken.lost.saturating_add(lost);
     Ok(more)
 }
@@ -281,7 +280,7 @@ fn write_symbols_beside(output: &Path, symbols: &str) -> Result<Option<PathBuf>>
     Ok(Some(path))
 }
 
-fn summary(options: &Record, taken: &Taken, symbols: Option<&Path>) -> String {
+fn summary(options: &Record, samples: u64, taken: &Taken, symbols: Option<&Path>) -> String {
     let output = options.output.display();
     let lost = if taken.lost > 0 { format!(", {} lost", taken.lost) } else { String::new() };
     let unscheduled = taken.scheduled.filter(|share| *share < 1000).map_or_else(String::new, |share| {
@@ -290,5 +289,5 @@ fn summary(options: &Record, taken: &Taken, symbols: Option<&Path>) -> String {
     let perf = symbols.map_or_else(String::new, |symbols| {
         format!("; `perf report -i {output} --kallsyms {}` shows them", symbols.display())
     });
-    format!("{output}: {} samples{lost}{unscheduled}{perf}", taken.samples)
+    format!("{output}: {samples} samples{lost}{unscheduled}{perf}")
 }

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
+use std::iter;
 use std::os::unix::fs::FileExt;
 
 use tally_machine::{Mapping, Module, Sample, Task};
@@ -74,8 +75,9 @@ const MAX_KNOWN: usize = 1 << 16;
 pub struct Writer<'a> {
     file: &'a mut File,
     description: Description,
-    /// Size of the data that was written.
+    /// Size of the data that was written, and number of samples in it.
     size: u64,
+    samples: u64,
     /// Names of the threads, as they were written last.
     names: HashMap<(u32, u32), String>,
     /// Numbers of page tables whose process is not known.
@@ -98,6 +100,7 @@ impl<'a> Writer<'a> {
             file,
             description: description.clone(),
             size: 0,
+            samples: 0,
             names: HashMap::new(),
             tables: HashMap::new(),
         };
@@ -175,17 +178,32 @@ impl<'a> Writer<'a> {
         sample.task.clone().unwrap_or_else(unknown)
     }
 
-    /// Appends records. If they cannot be written as a whole, the file stays as it was.
+    /// Appends records. If not all of them can be written, the file has those in front of the first that cannot.
     fn append(&mut self, records: &Records) -> io::Result<()> {
-        let size = self.size + records.0.len() as u64;
-        let written = self.file.write_all_at(&records.0, DATA + self.size);
+        let written = self.append_bytes(&records.0, records.iter());
+        if written.is_ok() {
+            return written;
+        }
+        records.iter().try_for_each(|record| self.append_bytes(record, [record].into_iter()))
+    }
+
+    /// Appends the bytes of whole records. If they cannot be written, the file stays as it was.
+    fn append_bytes<'r>(&mut self, bytes: &[u8], records: impl Iterator<Item = &'r [u8]>) -> io::Result<()> {
+        let size = self.size + bytes.len() as u64;
+        let written = self.file.write_all_at(bytes, DATA + self.size);
         let written = written.and_then(|()| self.file.write_all_at(&size.to_le_bytes(), DATA_SIZE));
         if written.is_err() {
             self.file.set_len(DATA + self.size)?;
-        } else {
-            self.size = size;
+            return written;
         }
-        written
+        self.size = size;
+        self.samples += records.filter(|record| record.starts_with(&SAMPLE.to_le_bytes())).count() as u64;
+        Ok(())
+    }
+
+    /// Returns the number of samples in the file.
+    pub fn samples(&self) -> u64 {
+        self.samples
     }
 
     /// Adds what is behind the data: the kernel's build id, without which perf could take the host's kernel for it. If
@@ -267,6 +285,17 @@ impl Records {
         content(self);
         let size = u16::try_from(self.0.len() - start).expect("no record is that long");
         self.0[start + 6..start + 8].copy_from_slice(&size.to_le_bytes());
+    }
+
+    /// Returns the bytes of each record.
+    fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let mut rest = &self.0[..];
+        iter::from_fn(move || {
+            let size = u16::from_le_bytes(rest.get(6..8)?.try_into().expect("they are two"));
+            let (record, later) = rest.split_at(usize::from(size));
+            rest = later;
+            Some(record)
+        })
     }
 
     /// Adds a part of the kernel: its first address, its length, and where it begins in its file.
@@ -394,6 +423,7 @@ mod tests {
         assert_eq!(kinds[6..], [SAMPLE], "older samples may follow");
         let renamed = Task { name: "true".into(), ..task };
         writer.add(&[sample(3, Some(renamed)), sample(4, None), sample(4, None)], 5, true).unwrap();
+        assert_eq!(writer.samples(), 6);
         writer.finish().unwrap();
         let (records, header) = read(&fs::read(&path).unwrap());
         let kinds: Vec<u32> = records.iter().map(|(kind, _)| *kind).collect();
