@@ -18,6 +18,7 @@ use super::{counting, ebb, features, policy, rr, sampling, snapshots, starvation
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
     let first = [own(), of_programs(), of_starvation()].concat();
+    let policies = except(policy::on_any_host(), &["a_period_below_the_minimum_is_raised_to_it"]);
     let others = [
         counting::of_events(),
         of_samples(),
@@ -25,10 +26,10 @@ pub fn tests() -> Vec<Test> {
         // Leaving entries out takes time at each change of turns, which scaled counts do not know of.
         except(turns::on_x86(), &["scaled_counts_are_near_what_they_should_be"]),
         of_features(),
-        except(policy::on_any_host(), &["a_period_below_the_minimum_is_raised_to_it"]),
+        policies.clone(),
     ]
     .concat();
-    // Ten minutes of a core.
+    // Ten minutes of a core; on the Intel host, an hour.
     let long = [
         rr::on_any_host(),
         except(snapshots::tests(), &["over_ten_snapshots_no_count_and_no_sample_is_lost_or_made_up"]),
@@ -41,14 +42,14 @@ pub fn tests() -> Vec<Test> {
         second_tier(on_silicon(Silicon::Zen4, own())),
         third_tier(on_silicon(
             Silicon::Zen4,
-            [of_programs(), of_starvation(), others.clone(), long].concat(),
+            [of_programs(), of_starvation(), others.clone(), long.clone()].concat(),
         )),
     ];
     // Bochs is slow, and other tests count on the eight counters of `icelake`.
     let repeated =
         [of_programs(), of_starvation(), counting::of_events(), of_samples(), ebb::of_late_interrupts()]
             .concat();
-    let repeated = [repeated, of_features()].concat();
+    let repeated = [repeated, of_features(), policies, long].concat();
     let cores = [
         on_silicon(Silicon::Skylake, of_any_processor()),
         third_tier(on_silicon(Silicon::Skylake, of_programs())),
@@ -116,9 +117,13 @@ fn of_features() -> Vec<Test> {
     except(features::on_x86(), &PLACES)
 }
 
-/// PMUs of the guests whose overflows are counted.
+/// PMUs of the guests whose overflows are counted. The Intel host takes three minutes for each.
 fn pmus() -> &'static [&'static str] {
-    if suite::runs_second_tier() { &["amd", "amd-legacy", "intel", "intel-v2"] } else { &["amd", "intel"] }
+    match host::current() {
+        _ if suite::runs_second_tier() => &["amd", "amd-legacy", "intel", "intel-v2"],
+        Host::Amd => &["amd", "intel"],
+        Host::Intel => &["intel"],
+    }
 }
 
 /// Periods that are longer than the longest skid.
