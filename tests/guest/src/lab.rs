@@ -31,6 +31,15 @@ impl StepOutput {
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.out).into_owned()
     }
+
+    /// Returns what the step with this name has printed.
+    ///
+    /// # Panics
+    /// If it has failed.
+    pub fn printed(&self, name: &str) -> String {
+        assert_eq!(self.status, 0, "{name}: {}{}", self.text(), self.err);
+        self.text()
+    }
 }
 
 /// Shell functions for scripts on the host that must observe everything a guest does from some point on.

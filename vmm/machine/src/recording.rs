@@ -74,8 +74,6 @@ pub enum RecordError {
     NoCounter,
     #[error("the host refuses the event: {0}")]
     Refused(String),
-    #[error("guests of this architecture cannot be recorded yet")]
-    Architecture,
     #[error("vCPU {0} does not answer")]
     NoAnswer(usize),
 }
@@ -95,9 +93,6 @@ pub struct Recorder {
 impl Recorder {
     /// Begins to sample the vCPU that this thread runs.
     pub fn start(vcpu: u8, ram: &GuestRam, order: RecordOrder) -> Result<Self, RecordError> {
-        if !Look::IS_AVAILABLE {
-            return Err(RecordError::Architecture);
-        }
         let Plan { event: encoded, filter, rate, .. } = order.plan;
         let event = Sampling::of_this_thread(encoded, filter, rate)
             .map_err(|error| RecordError::Refused(refusal(&error)))?;
@@ -115,7 +110,7 @@ impl Recorder {
             return;
         }
         let linux = self.order.linux.as_deref();
-        let running = linux.and_then(|linux| linux.running(memory, self.vcpu));
+        let running = linux.and_then(|linux| linux.running(memory, self.vcpu, &look));
         let [kernel, user] = match linux.zip(running.as_ref()) {
             _ if !self.order.plan.has_chains => Default::default(),
             Some((linux, running)) if !look.is_user => {

@@ -2,6 +2,8 @@
 //! right process, and the guest counts as if nobody looked. One host for all of them, and the host's `perf` reads what
 //! was written.
 
+mod on_riscv;
+
 use std::collections::BTreeMap;
 
 use guest_images::Suite;
@@ -22,7 +24,7 @@ pub fn tests() -> Vec<Test> {
     ];
     // The guest of this test takes as many counters as an AMD host has.
     let first = [on_any_host(), tests![without_a_free_counter_samples_are_taken_by_time]].concat();
-    [first, second_tier([second, on_intel(on_any_host())].concat())].concat()
+    [first, second_tier([second, on_intel(on_any_host())].concat()), on_riscv::tests()].concat()
 }
 
 fn on_any_host() -> Vec<Test> {
@@ -226,11 +228,8 @@ fn second(steps: Steps) -> Steps {
     )
 }
 
-/// Returns what a step has printed, which has succeeded.
 fn printed(name: &str) -> String {
-    let done = RESULTS.of(name);
-    assert_eq!(done.status, 0, "{name}: {}{}", done.text(), done.err);
-    done.text()
+    RESULTS.of(name).printed(name)
 }
 
 /// Returns the addresses of a program's samples, in their order, from lines of name and address.
@@ -321,14 +320,16 @@ fn own_and_ours(text: &str) -> [BTreeMap<Vec<&str>, usize>; 2] {
 
 /// Checks that what one of them has so often is known to the other: each run's samples are at other instructions of the
 /// same code.
-fn are_the_same<T: Ord + std::fmt::Debug>(chains: &[BTreeMap<T, usize>; 2], often: usize) {
-    let [own, ours] = chains;
-    for [one, other] in [[own, ours], [ours, own]] {
-        let often: Vec<&T> =
-            one.iter().filter(|(_, samples)| **samples >= often).map(|(what, _)| what).collect();
-        assert!(!often.is_empty(), "{chains:#?}");
-        assert!(often.iter().all(|what| other.contains_key(*what)), "{often:#?} {chains:#?}");
-    }
+fn are_the_same<T: Ord + std::fmt::Debug>([own, ours]: &[BTreeMap<T, usize>; 2], often: usize) {
+    are_known(own, ours, often);
+    are_known(ours, own, often);
+}
+
+/// Checks that what one of them has so often is known to the other.
+fn are_known<T: Ord + std::fmt::Debug>(one: &BTreeMap<T, usize>, other: &BTreeMap<T, usize>, often: usize) {
+    let often: Vec<_> = one.iter().filter(|(_, samples)| **samples >= often).collect();
+    let unknown: Vec<_> = often.iter().filter(|(what, _)| !other.contains_key(*what)).collect();
+    assert!(!often.is_empty() && unknown.is_empty(), "{unknown:#?} {one:#?} {other:#?}");
 }
 
 fn are_those_of_its_own_perf(step: &str) {
@@ -347,9 +348,9 @@ fn a_newer_kernels_functions_and_callers_are_those_of_its_own_perf() {
     are_those_of_its_own_perf("sid-again");
 }
 
-fn functions_of_modules_are_named_as_the_guests_own_perf_names_them() {
-    let text = printed("modules");
-    let functions = own_and_ours(&text).map(|chains| {
+/// Returns how often each function of the module for shared folders is in a sample or called what is.
+fn functions_of_fuse(text: &str) -> [BTreeMap<&str, usize>; 2] {
+    own_and_ours(text).map(|chains| {
         let mut functions = BTreeMap::new();
         for (chain, samples) in chains {
             for function in chain.into_iter().filter(|function| function.starts_with("fuse_")) {
@@ -357,8 +358,12 @@ fn functions_of_modules_are_named_as_the_guests_own_perf_names_them() {
             }
         }
         functions
-    });
-    are_the_same(&functions, 30);
+    })
+}
+
+fn functions_of_modules_are_named_as_the_guests_own_perf_names_them() {
+    let text = printed("modules");
+    are_the_same(&functions_of_fuse(&text), 30);
     let (_, ours) = text.split_once("ready").expect("it has waited");
     let of_module = ours.lines().filter(|line| line.contains(" fuse_"));
     assert!(

@@ -12,6 +12,7 @@ mod layout;
 mod loader;
 mod look;
 mod memory;
+mod paging;
 mod pmu;
 mod register;
 mod sbi;

@@ -9,7 +9,7 @@ use super::kallsyms::{BEFORE, BEHIND, DIGITS, Symbols};
 use super::mappings::{Mappings, Region};
 use super::modules::{Module, Modules};
 use super::sample::{Mapping, Task};
-use crate::arch::{AddressSpace, Unwinder};
+use crate::arch::{AddressSpace, Look, Unwinder};
 
 /// Maximum size of the part of a memory where symbols are looked for: a kernel is not loaded higher.
 const SEARCHED: u64 = 4 << 30;
@@ -26,7 +26,7 @@ const TOKENS: usize = 16 << 10;
 #[derive(Debug)]
 pub struct GuestLinux {
     space: AddressSpace,
-    /// Where the address of the thread's structure is, for each vCPU.
+    /// Where the address of the thread's structure is, for each vCPU, unless that is in a register.
     current: Vec<Option<GuestAddress>>,
     thread: u64,
     process: u64,
@@ -34,7 +34,7 @@ pub struct GuestLinux {
     stack: u64,
     /// Which files its programs have mapped, if it says so.
     mappings: Option<Mappings>,
-    /// Where its descriptions of all pages begin, and the size of one.
+    /// Where it describes the page at address 0, and the size of a description.
     pages: Option<(u64, u64)>,
     /// How its callers are found.
     pub unwinder: Unwinder,
@@ -94,12 +94,11 @@ fn around<T>(
     behind: usize,
     look: impl FnOnce(&[u8], usize, u64) -> T,
 ) -> Option<T> {
-    const DISTANCE: u64 = 0xffff_ffff_8000_0000;
     let start = (digits.saturating_sub(before as u64) & !7).max(region.start);
     let end = digits.saturating_add(behind as u64).min(region.end);
     let mut bytes = vec![0; usize::try_from(end - start).ok()?];
     memory.read_slice(&mut bytes, GuestAddress(start)).ok()?;
-    Some(look(&bytes, usize::try_from(digits - start).ok()?, start.wrapping_add(DISTANCE)))
+    Some(look(&bytes, usize::try_from(digits - start).ok()?, start.wrapping_add(AddressSpace::OF_KERNEL)))
 }
 
 impl GuestLinux {
@@ -107,35 +106,28 @@ impl GuestLinux {
     pub fn find(symbols: &Symbols, space: AddressSpace, memory: &GuestMemoryMmap, vcpus: u8) -> Option<Self> {
         let symbol = |name: &str| symbols.address(name);
         let space = space.of_kernel(memory, symbol)?;
-        // Linux 6.2 to 6.14 have it at the beginning of a structure.
-        let current = symbol("current_task").or_else(|| symbol("pcpu_hot"))?;
-        let offsets = symbol("__per_cpu_offset")?;
-        let of_vcpu = |vcpu: u8| {
-            let offset = space.read_word(memory, offsets.wrapping_add(8 * u64::from(vcpu)))?;
-            space.translate(memory, current.wrapping_add(offset))
-        };
+        let current = if Look::KNOWS_THREAD { Vec::new() } else { current(symbol, space, memory, vcpus)? };
         let types = types(symbols, space, memory)?;
         let types = Types::read(&types)?;
-        // Unless their place is random, it is a constant.
-        let pages =
-            symbol("vmemmap_base").map_or(Some(AddressSpace::PAGES), |base| space.read_word(memory, base));
+        let page = types.size("page").filter(|size| *size > 0);
         let offset = |member| types.offset("task_struct", member);
         Some(Self {
             space,
-            current: (0..vcpus).map(of_vcpu).collect(),
+            current,
             thread: offset("pid")?,
             process: offset("tgid")?,
             name: offset("comm")?,
             stack: offset("stack")?,
             mappings: version(symbols, space, memory).and_then(|version| Mappings::find(&types, version)),
-            pages: pages.zip(types.size("page").filter(|size| *size > 0)),
+            pages: page.and_then(|size| Some((space.pages(memory, symbol, size)?, size))),
             unwinder: unwinder(symbols, &types, space, memory),
         })
     }
 
     /// Returns the thread that a vCPU runs.
-    pub fn running(&self, memory: &GuestMemoryMmap, vcpu: u8) -> Option<Running> {
-        let task: u64 = memory.read_obj((*self.current.get(usize::from(vcpu))?)?).ok()?;
+    pub fn running(&self, memory: &GuestMemoryMmap, vcpu: u8, look: &Look) -> Option<Running> {
+        let in_memory = || memory.read_obj((*self.current.get(usize::from(vcpu))?)?).ok();
+        let task = look.thread().or_else(in_memory)?;
         let read = |offset: u64, bytes: &mut [u8]| self.space.read(memory, task.wrapping_add(offset), bytes);
         let number = |offset| {
             let mut bytes = [0; 4];
@@ -199,6 +191,23 @@ impl GuestLinux {
         memory.read_slice(&mut page, GuestAddress(number.checked_mul(PAGE as u64)?)).ok()?;
         Some(page)
     }
+}
+
+/// Returns where the address of the thread's structure is, for each vCPU.
+fn current(
+    symbol: impl Fn(&str) -> Option<u64>,
+    space: AddressSpace,
+    memory: &GuestMemoryMmap,
+    vcpus: u8,
+) -> Option<Vec<Option<GuestAddress>>> {
+    // Linux 6.2 to 6.14 have it at the beginning of a structure.
+    let current = symbol("current_task").or_else(|| symbol("pcpu_hot"))?;
+    let offsets = symbol("__per_cpu_offset")?;
+    let of_vcpu = |vcpu: u8| {
+        let offset = space.read_word(memory, offsets.wrapping_add(8 * u64::from(vcpu)))?;
+        space.translate(memory, current.wrapping_add(offset))
+    };
+    Some((0..vcpus).map(of_vcpu).collect())
 }
 
 /// Returns the build id of a program or a library, if it is in the first page of the file.

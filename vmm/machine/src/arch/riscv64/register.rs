@@ -37,6 +37,14 @@ impl Register {
     pub const PC: Self = Self::new(KVM_REG_RISCV_CORE, 0);
     /// The privilege mode of the guest.
     pub const MODE: Self = Self::word(KVM_REG_RISCV_CORE, std::mem::offset_of!(kvm_riscv_core, mode));
+    /// The register `ra`, the address to which a function returns.
+    pub const RA: Self = Self::new(KVM_REG_RISCV_CORE, 1);
+    /// The register `sp`, the stack.
+    pub const SP: Self = Self::new(KVM_REG_RISCV_CORE, 2);
+    /// The register `tp`, the thread.
+    pub const TP: Self = Self::new(KVM_REG_RISCV_CORE, 4);
+    /// The register `s0`, the frame.
+    pub const S0: Self = Self::new(KVM_REG_RISCV_CORE, 8);
     /// The register `a0`, the first argument of functions.
     pub const A0: Self = Self::new(KVM_REG_RISCV_CORE, 10);
     /// The register `a1`, the second argument of functions.
@@ -47,6 +55,10 @@ impl Register {
     pub const A7: Self = Self::new(KVM_REG_RISCV_CORE, 17);
     /// The CSR `sip`: pending interrupts.
     pub const SIP: Self = Self::word(KVM_REG_RISCV_CSR, std::mem::offset_of!(kvm_riscv_csr, sip));
+    /// The CSR `sscratch`, which the kernel uses as it likes.
+    pub const SSCRATCH: Self = Self::word(KVM_REG_RISCV_CSR, std::mem::offset_of!(kvm_riscv_csr, sscratch));
+    /// The CSR `satp`: the page tables.
+    pub const SATP: Self = Self::word(KVM_REG_RISCV_CSR, std::mem::offset_of!(kvm_riscv_csr, satp));
     /// The CSR `scounteren`: whether programs may read the clock and the counters.
     pub const SCOUNTEREN: Self =
         Self::word(KVM_REG_RISCV_CSR, std::mem::offset_of!(kvm_riscv_csr, scounteren));

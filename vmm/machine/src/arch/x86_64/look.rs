@@ -25,6 +25,8 @@ const BEHIND_ENTRY: [u64; 2] = [0, 16];
 
 /// Where Linux has all of the memory, if it does not choose another place (`page_offset_base`).
 const ALL_MEMORY: u64 = 0xffff_8880_0000_0000;
+/// Where it has its descriptions of all pages, if it does not choose another place (`vmemmap_base`).
+const ALL_PAGES: u64 = 0xffff_ea00_0000_0000;
 
 /// Page tables of a guest, by which its memory is read as its kernel reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,8 +38,8 @@ pub struct AddressSpace {
 }
 
 impl AddressSpace {
-    /// Where Linux has its descriptions of all pages, if it does not choose another place (`vmemmap_base`).
-    pub const PAGES: u64 = 0xffff_ea00_0000_0000;
+    /// How far Linux' own addresses are from where Tally loads it: it is linked for the last 2 GiB.
+    pub const OF_KERNEL: u64 = 0xffff_ffff_8000_0000;
 
     /// Address of the first table.
     pub fn root(self) -> u64 {
@@ -83,6 +85,17 @@ impl AddressSpace {
         [self.root, self.root & !KERNEL_TABLES].into_iter().find_map(of_kernel)
     }
 
+    /// Returns where the kernel describes the page at address 0 (`vmemmap`).
+    pub fn pages(
+        self,
+        memory: &GuestMemoryMmap,
+        symbol: impl Fn(&str) -> Option<u64>,
+        _size: u64,
+    ) -> Option<u64> {
+        // Unless its place is random, it is a constant.
+        symbol("vmemmap_base").map_or(Some(ALL_PAGES), |base| self.read_word(memory, base))
+    }
+
     fn tables(self, memory: &GuestMemoryMmap) -> Tables<'_> {
         Tables::at(self.root, self.levels, memory)
     }
@@ -103,8 +116,8 @@ pub struct Look {
 }
 
 impl Look {
-    /// vCPUs of this architecture can be looked at.
-    pub const IS_AVAILABLE: bool = true;
+    /// The kernel's memory says which thread a vCPU runs.
+    pub const KNOWS_THREAD: bool = false;
 
     /// Looks at a vCPU.
     pub fn of(fd: &VcpuFd, memory: &GuestMemoryMmap) -> Option<Self> {
@@ -121,6 +134,11 @@ impl Look {
     /// Returns the name of its page tables: the same for a program in user mode and in the kernel.
     pub fn table(&self) -> u64 {
         self.space.map_or(0, |space| space.root & !KERNEL_TABLES)
+    }
+
+    /// Returns the address of the kernel's description of the thread, which no register has.
+    pub fn thread(&self) -> Option<u64> {
+        None
     }
 
     /// Returns the return addresses of its callers in a program, the latest first, as far as frame pointers lead to
