@@ -103,9 +103,9 @@ impl Recorder {
     }
 
     /// Takes a sample: the event has overflowed, and the vCPU has left its guest.
-    pub fn sample(&mut self, fd: &VcpuFd) {
+    pub fn sample(&mut self, fd: &mut VcpuFd) {
         let memory = &self.ram.mapped;
-        let Some(look) = Look::of(fd, memory) else { return };
+        let Some(look) = Look::at_exit(fd, memory) else { return };
         if self.order.plan.leaves_out(look.is_user) {
             return;
         }

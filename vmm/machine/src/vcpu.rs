@@ -276,6 +276,8 @@ impl VcpuThread {
                 }
                 VcpuRequest::StopRecording(buffer, answer) => {
                     let _ = answer.send(stop_recording(pmu, &buffer));
+                    // Who else wants them has them stored again.
+                    KvmRun::forget_registers(self.run.fd());
                 }
             }
         }

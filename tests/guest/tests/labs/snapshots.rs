@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use guest_images::Suite;
+use guest_tests::host::{self, Host};
 use guest_tests::lab::{OnEachHost, SAVED_GUESTS, StepOutput, Steps, with_installed_kernel};
 use guest_tests::programs::{TRACK, TRACK_INSTRUCTIONS};
 use guest_tests::suite::{Test, second_tier};
@@ -327,7 +328,9 @@ fn with_fewer_free_counters_the_policy_decides() {
     let done = RESULTS.of("fewer");
     assert_eq!(done.text(), "125\n0\n", "{}", done.err);
     let says = |text: &str| assert!(done.err.contains(text), "{text}: {}", done.err);
-    says("the guest has 6 counters, and this host has 4 free");
+    // The thief has a fixed counter of Intel's and a general one; the other fixed ones cannot be told from none.
+    let (has, free) = if host::current() == Host::Intel { (11, 7) } else { (6, 4) };
+    says(&format!("the guest has {has} counters, and this host has {free} free"));
     says("its policy's on-starvation is `stop`");
     says("some of them may stand still");
     assert_eq!(counts(&done.err, "instructions:u"), ["20000004"], "{}", done.err);

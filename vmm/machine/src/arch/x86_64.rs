@@ -20,6 +20,7 @@ mod paging;
 mod pmu;
 mod registers;
 mod state;
+mod stored;
 mod vmgenid;
 
 pub use self::board::{Board, Plan};

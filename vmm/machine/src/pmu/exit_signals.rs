@@ -65,19 +65,23 @@ impl ExitSignals {
     }
 
     /// Returns why `KVM_RUN` returned although the guest has caused no exit, and takes the signals from the queue up
-    /// to the first alarm. If signals remain in the queue, the next `KVM_RUN` returns at once. Returns [`Cause::Kick`]
+    /// to the first alarm or the first sample. If signals remain in the queue, the next `KVM_RUN` returns at once. Returns [`Cause::Kick`]
     /// also if no signal is pending (`KVM_RUN` returned EAGAIN). A spurious kick is harmless.
     pub fn take(&mut self, fd: &mut VcpuFd) -> Cause {
         let mut kicked = std::mem::take(&mut fd.get_kvm_run().immediate_exit) != 0;
-        let mut is_sample = false;
         // Kicks are real-time signals, so they queue up while a vCPU is paused.
         loop {
             match signals::take(&self.set) {
                 Some(ALARM) if kicked => return Cause::AlarmAndKick,
                 Some(ALARM) => return Cause::Alarm,
-                Some(SAMPLE_SIGNAL) => (is_sample, self.is_sample_due) = (true, true),
+                // It comes before all others, and hardly ever with one.
+                Some(SAMPLE_SIGNAL) => {
+                    self.is_sample_due = true;
+                    if !kicked {
+                        return Cause::Guest;
+                    }
+                }
                 Some(_) => kicked = true,
-                None if is_sample && !kicked => return Cause::Guest,
                 None => return Cause::Kick,
             }
         }

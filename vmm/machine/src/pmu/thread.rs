@@ -80,14 +80,14 @@ impl ThreadPmu {
     pub fn log_into(&mut self, log: Box<dyn Journal>, fd: &mut VcpuFd) {
         if let Some(pmu) = self.pmu.emulated() {
             pmu.enable_journal(true);
-            KvmRun::sync_instruction_pointer(fd);
+            KvmRun::store_instruction_pointer(fd);
             self.log = Some(log);
         }
     }
 
     /// Takes a sample of the vCPU for the host. One may still come when nobody wants any more.
     #[cold]
-    fn sample(&mut self, fd: &VcpuFd) {
+    fn sample(&mut self, fd: &mut VcpuFd) {
         if let Some(recorder) = &mut self.recorder {
             recorder.sample(fd);
         }
@@ -105,12 +105,24 @@ impl ThreadPmu {
         if was_interrupted && self.exit_signals.take_sample() {
             self.sample(fd);
         }
+        let after = self.before_entry(vm, fd, cause);
+        // What was stored at this exit is not looked at any more.
+        if self.recorder.is_some() {
+            KvmRun::store_registers(fd);
+        } else if self.log.is_some() {
+            KvmRun::store_instruction_pointer(fd);
+        }
+        after
+    }
+
+    /// Handles overflows and timers, and injects an interrupt if one is due.
+    fn before_entry(&mut self, vm: &VmFd, fd: &mut VcpuFd, cause: Cause) -> Result<AfterExit, KvmError> {
         let kicked = matches!(cause, Cause::Kick | Cause::AlarmAndKick);
         let VcpuPmu::Emulated(emulated) = &mut self.pmu else {
             return Ok(AfterExit { kicked, notices: Vec::new(), pauses: false });
         };
         // A branch changes it.
-        let instruction = self.log.is_some().then(|| KvmRun::synced_instruction_pointer(fd));
+        let instruction = self.log.is_some().then(|| KvmRun::instruction_pointer_at_exit(fd));
         let BeforeEntry { wake, pause: pauses, notices, .. } = emulated.after_exit(cause, vm, fd)?;
         if let Some(timer) = &mut self.wake_timer {
             match wake {

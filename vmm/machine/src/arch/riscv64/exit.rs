@@ -112,11 +112,17 @@ impl KvmRun {
         Register::PC.get(fd).unwrap_or_default()
     }
 
-    /// Does nothing: [`Self::synced_instruction_pointer`] reads the register with a system call.
-    pub fn sync_instruction_pointer(_fd: &mut VcpuFd) {}
+    /// Does nothing: KVM stores no registers, and [`Self::instruction_pointer_at_exit`] asks for it.
+    pub fn store_instruction_pointer(_fd: &mut VcpuFd) {}
+
+    /// Does nothing, for the same reason.
+    pub fn store_registers(_fd: &mut VcpuFd) {}
+
+    /// Does nothing: none are stored.
+    pub fn forget_registers(_fd: &mut VcpuFd) {}
 
     /// Returns the program counter at the last exit.
-    pub fn synced_instruction_pointer(fd: &VcpuFd) -> u64 {
+    pub fn instruction_pointer_at_exit(fd: &mut VcpuFd) -> u64 {
         Self::instruction_pointer(fd)
     }
 

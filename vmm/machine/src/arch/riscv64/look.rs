@@ -125,6 +125,11 @@ impl Look {
         })
     }
 
+    /// Looks at a vCPU that has just exited.
+    pub fn at_exit(fd: &mut VcpuFd, memory: &GuestMemoryMmap) -> Option<Self> {
+        Self::of(fd, memory)
+    }
+
     /// Returns the name of its page tables: the same for a program in user mode and in the kernel.
     pub fn table(&self) -> u64 {
         self.space.map_or(0, |space| space.0.root)

@@ -5,12 +5,13 @@ use std::ptr::NonNull;
 
 use devices::End;
 use kvm_bindings::kvm_run;
-use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
+use kvm_ioctls::{VcpuExit, VcpuFd};
 use vpmu::Outcome;
 use vpmu::x86::rdpmc_in_program;
 
 use super::board::Board;
 use super::pmu::VcpuPmu;
+use super::stored;
 use crate::exit::{self, Bytes, ExitKind};
 use crate::memory::GuestRam;
 
@@ -225,15 +226,25 @@ impl KvmRun {
         fd.get_regs().map_or(0, |regs| regs.rip)
     }
 
-    /// Makes KVM store the registers in `struct kvm_run` at each exit, for [`Self::synced_instruction_pointer`]. A
-    /// separate `KVM_GET_REGS` would cost more than the rest of the logging.
-    pub fn sync_instruction_pointer(fd: &mut VcpuFd) {
-        fd.set_sync_valid_reg(SyncReg::Register);
+    /// Makes KVM store the registers at the next exits that [`Self::instruction_pointer_at_exit`] needs. A separate
+    /// `KVM_GET_REGS` would cost more than the rest of the logging.
+    pub fn store_instruction_pointer(fd: &mut VcpuFd) {
+        stored::store_general(fd);
     }
 
-    /// Returns the instruction pointer at the last exit, as KVM stored it.
-    pub fn synced_instruction_pointer(fd: &VcpuFd) -> u64 {
-        fd.sync_regs().regs.rip
+    /// Makes KVM store the registers at the next exits by which a vCPU is looked at.
+    pub fn store_registers(fd: &mut VcpuFd) {
+        stored::store(fd);
+    }
+
+    /// Ends both.
+    pub fn forget_registers(fd: &mut VcpuFd) {
+        stored::forget(fd);
+    }
+
+    /// Returns the instruction pointer at the last exit. Must be called before anything else is done after it.
+    pub fn instruction_pointer_at_exit(fd: &mut VcpuFd) -> u64 {
+        stored::general(fd).map_or(0, |registers| registers.rip)
     }
 
     /// Tells the guest's kernel that its vCPU was paused (`KVM_KVMCLOCK_CTRL`), so that its watchdogs do not report a

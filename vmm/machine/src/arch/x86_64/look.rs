@@ -1,18 +1,23 @@
 //! Looks at a vCPU that has just left its guest, for the host's profiler: where it is, and by which calls it came
 //! there. Only the guest's memory is read, and of that no more than a sample has.
 
-use kvm_bindings::kvm_regs;
+use kvm_bindings::{kvm_regs, kvm_sregs};
 use kvm_ioctls::VcpuFd;
-use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{
+    ByteValued, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory, VolatileSlice,
+};
 
 use super::orc::{Callers, Registers, USER_CS, Unwinder};
 use super::paging::Tables;
+use super::stored;
 
 /// Maximum number of callers in a chain: with the instruction itself, as many as Linux' own `perf` takes
 /// (`kernel.perf_event_max_stack`).
 const MAX_CALLERS: usize = 126;
 /// Size of a kernel stack beyond which a frame of the same stack cannot be (`THREAD_SIZE`).
 const KERNEL_STACK: u64 = 16 << 10;
+/// Size of a page.
+const PAGE: u64 = 4 << 10;
 /// Where the kernel and its programs have page tables of their own, these are side by side.
 const KERNEL_TABLES: u64 = 1 << 12;
 /// Registers that a program has when it enters the kernel (`struct pt_regs`, at the end of its kernel stack): its size,
@@ -49,7 +54,8 @@ impl AddressSpace {
     /// Reads bytes at a virtual address.
     pub fn read(self, memory: &GuestMemoryMmap, address: u64, bytes: &mut [u8]) -> Option<()> {
         let physical = self.all_memory.and_then(|start| address.checked_sub(start));
-        if physical.is_some_and(|at| memory.read_slice(bytes, GuestAddress(at)).is_ok()) {
+        let slice = physical.and_then(|at| memory.get_slice(GuestAddress(at), bytes.len()).ok());
+        if slice.is_some_and(|slice| slice.copy_to(bytes) == bytes.len()) {
             return Some(());
         }
         self.tables(memory).read_as_kernel(address, bytes)
@@ -121,14 +127,23 @@ impl Look {
 
     /// Looks at a vCPU.
     pub fn of(fd: &VcpuFd, memory: &GuestMemoryMmap) -> Option<Self> {
-        let (regs, sregs) = (fd.get_regs().ok()?, fd.get_sregs().ok()?);
-        let space = Tables::of(&sregs, memory).map(|tables| AddressSpace {
+        Some(Self::by(&fd.get_regs().ok()?, &fd.get_sregs().ok()?, memory))
+    }
+
+    /// Looks at a vCPU that has just exited. Must be called before anything else is done after the exit.
+    pub fn at_exit(fd: &mut VcpuFd, memory: &GuestMemoryMmap) -> Option<Self> {
+        Some(Self::by(&stored::general(fd)?, &stored::system(fd)?, memory))
+    }
+
+    /// Looks at a vCPU with these registers.
+    fn by(regs: &kvm_regs, sregs: &kvm_sregs, memory: &GuestMemoryMmap) -> Self {
+        let space = Tables::of(sregs, memory).map(|tables| AddressSpace {
             root: tables.root(),
             levels: tables.levels(),
             all_memory: None,
         });
         let (instruction, is_user) = (regs.rip, sregs.ss.dpl == 3);
-        Some(Self { instruction, is_user, space, registers: registers(&regs), is_long: sregs.cs.l == 1 })
+        Self { instruction, is_user, space, registers: registers(regs), is_long: sregs.cs.l == 1 }
     }
 
     /// Returns the name of its page tables: the same for a program in user mode and in the kernel.
@@ -203,25 +218,47 @@ fn entry(space: AddressSpace, memory: &GuestMemoryMmap, kernel_stack: u64) -> Op
 /// Reads words of a stack, of which most are on the same page.
 struct Stack<'a> {
     tables: Tables<'a>,
-    /// The last page, and where it is.
-    page: Option<(u64, GuestAddress)>,
+    page: Option<Page<'a>>,
 }
 
 impl Stack<'_> {
     fn word(&mut self, address: u64) -> Option<u64> {
-        const OFFSET: u64 = (1 << 12) - 1;
-        let (page, offset) = (address & !OFFSET, address & OFFSET);
-        if offset > OFFSET - 7 {
+        if let Some(word) = self.page.as_ref().and_then(|page| page.get(address)) {
+            return Some(word);
+        }
+        let page = Page::at(self.tables.memory(), address, |page| self.tables.translate_as_kernel(page))?;
+        let word = page.get(address);
+        self.page = Some(page);
+        word.or_else(|| {
             let mut bytes = [0; 8];
             self.tables.read_as_kernel(address, &mut bytes)?;
-            return Some(u64::from_le_bytes(bytes));
-        }
-        let place = match self.page {
-            Some((last, place)) if last == page => place,
-            _ => self.tables.translate_as_kernel(page)?,
-        };
-        self.page = Some((page, place));
-        self.tables.memory().read_obj(place.checked_add(offset)?).ok()
+            Some(u64::from_le_bytes(bytes))
+        })
+    }
+}
+
+/// A page of the guest's memory at a virtual address.
+struct Page<'a> {
+    address: u64,
+    content: VolatileSlice<'a>,
+}
+
+impl<'a> Page<'a> {
+    /// Returns the page in which an address is.
+    fn at(
+        memory: &'a GuestMemoryMmap,
+        address: u64,
+        translate: impl FnOnce(u64) -> Option<GuestAddress>,
+    ) -> Option<Self> {
+        let address = address & !(PAGE - 1);
+        let content = memory.get_slice(translate(address)?, usize::try_from(PAGE).ok()?).ok()?;
+        Some(Self { address, content })
+    }
+
+    /// Reads what is at an address, if all of it is on this page.
+    fn get<T: ByteValued>(&self, address: u64) -> Option<T> {
+        let offset = usize::try_from(address.checked_sub(self.address)?).ok()?;
+        self.content.get_ref(offset).ok().map(|word| word.load())
     }
 }
 
@@ -240,23 +277,18 @@ fn user_callers(space: AddressSpace, memory: &GuestMemoryMmap, frame: u64) -> Ve
 /// Reads a program's frames, of which most are on the same page.
 struct Frames<'a> {
     tables: Tables<'a>,
-    /// The last page, and where it is.
-    page: Option<(u64, GuestAddress)>,
+    page: Option<Page<'a>>,
 }
 
 impl Frames<'_> {
     fn frame(&mut self, address: u64) -> Option<[u64; 2]> {
-        const OFFSET: u64 = (1 << 12) - 1;
-        let (page, offset) = (address & !OFFSET, address & OFFSET);
-        if offset > OFFSET - 15 {
-            return self.tables.read_as_program::<16>(address).map(pair);
+        if let Some(words) = self.page.as_ref().and_then(|page| page.get(address)) {
+            return Some(words);
         }
-        let place = match self.page {
-            Some((last, place)) if last == page => place,
-            _ => self.tables.translate_to_read(page)?,
-        };
-        self.page = Some((page, place));
-        self.tables.memory().read_obj(place.checked_add(offset)?).ok().map(pair)
+        let page = Page::at(self.tables.memory(), address, |page| self.tables.translate_to_read(page))?;
+        let words = page.get(address);
+        self.page = Some(page);
+        words.or_else(|| self.tables.read_as_program::<16>(address).map(pair))
     }
 }
 

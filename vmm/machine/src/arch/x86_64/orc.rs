@@ -180,6 +180,15 @@ struct Table {
     start: u64,
     addresses: Vec<u8>,
     entries: Vec<u8>,
+    pieces: Pieces,
+}
+
+/// Pieces of code of 2^`bits` bytes. For each there is the number of entries up to its begin, where the search for one
+/// begins.
+#[derive(Debug)]
+struct Pieces {
+    bits: u32,
+    entries: Vec<u32>,
 }
 
 impl Table {
@@ -191,12 +200,39 @@ impl Table {
             read(address, &mut bytes)?;
             Some(bytes)
         };
-        Some(Self {
-            code: tables.code.clone(),
-            start: tables.addresses,
-            addresses: bytes(tables.addresses, size_of::<i32>())?,
-            entries: bytes(tables.entries, ENTRY)?,
-        })
+        let addresses = bytes(tables.addresses, size_of::<i32>())?;
+        let entries = bytes(tables.entries, ENTRY)?;
+        Some(Self::new(tables.code.clone(), tables.addresses, addresses, entries))
+    }
+
+    fn new(code: Vec<Range<u64>>, start: u64, addresses: Vec<u8>, entries: Vec<u8>) -> Self {
+        let pieces = Pieces { bits: 0, entries: Vec::new() };
+        let mut table = Self { code, start, addresses, entries, pieces };
+        table.pieces = table.pieces();
+        table
+    }
+
+    /// Divides the code into not much more pieces than there are entries.
+    fn pieces(&self) -> Pieces {
+        let (first, end) = (self.first(), self.code.iter().map(|code| code.end).max().unwrap_or(0));
+        let (len, most) = (end.saturating_sub(first), self.addresses.len() as u64 / 4);
+        let bits = (0..u64::BITS - 1).find(|bits| len >> bits <= most).unwrap_or(u64::BITS - 1);
+        let mut number = 0;
+        let entries = (0..(len >> bits) + 2).map(|piece| {
+            let begin = first.saturating_add(piece << bits);
+            while self.address(number).is_some_and(|address| address <= begin) {
+                number += 1;
+            }
+            u32::try_from(number).unwrap_or(u32::MAX)
+        });
+        Pieces { bits, entries: entries.collect() }
+    }
+
+    /// Returns the address of an entry.
+    fn address(&self, entry: usize) -> Option<u64> {
+        let offset = *self.addresses.as_chunks().0.get(entry)?;
+        let place = self.start.wrapping_add(4 * entry as u64);
+        Some(place.wrapping_add_signed(i32::from_le_bytes(offset).into()))
     }
 
     /// Returns the first address of its code.
@@ -210,13 +246,14 @@ impl Table {
 
     /// Returns the entry of an address: the last one whose own is no higher.
     fn entry(&self, address: u64) -> Option<[u8; ENTRY]> {
-        let (offsets, _) = self.addresses.as_chunks::<4>();
+        let Pieces { bits, entries } = &self.pieces;
+        let piece = usize::try_from(address.checked_sub(self.first())? >> bits).ok()?;
+        let number = |piece: usize| entries.get(piece).map(|number| *number as usize);
         // The tables are sorted. What a guest has in their place has no order, and any entry will do.
-        let (mut low, mut high) = (0, offsets.len());
+        let (mut low, mut high) = (number(piece)?, number(piece + 1)?);
         while low < high {
             let middle = low + (high - low) / 2;
-            let place = self.start.wrapping_add(4 * middle as u64);
-            if place.wrapping_add_signed(i32::from_le_bytes(offsets[middle]).into()) <= address {
+            if self.address(middle)? <= address {
                 low = middle + 1;
             } else {
                 high = middle;
@@ -628,12 +665,10 @@ mod tests {
             frame in any::<u64>(),
         ) {
             let format = Format::find(&|member| release.bit(member), &entries).expect("it is as known");
-            let table = |code| Table {
-                code: vec![code],
-                start: u64::MAX - 8,
-                addresses: offsets[..entries.len()].iter().flat_map(|offset| offset.to_le_bytes()).collect(),
-                entries: entries.concat(),
-            };
+            let addresses: Vec<u8> =
+                offsets[..entries.len()].iter().flat_map(|offset| offset.to_le_bytes()).collect();
+            let table =
+                |code| Table::new(vec![code], u64::MAX - 8, addresses.clone(), entries.concat());
             let orc = Orc { format, kernel: table(CODE..END), modules: vec![table(0..u64::MAX)] };
             prop_assert!(callers(&orc, instruction, frame, &words).kernel.len() <= 126);
         }

@@ -70,7 +70,9 @@ impl<'a> Tables<'a> {
         while !left.is_empty() {
             let in_page = PAGE - usize::try_from(address % PAGE as u64).ok()?;
             let (now, later) = left.split_at_mut(in_page.min(left.len()));
-            self.memory.read_slice(now, self.translate_as_kernel(address)?).ok()?;
+            // Several times as fast as `read_slice`, for the few bytes that most are.
+            let slice = self.memory.get_slice(self.translate_as_kernel(address)?, now.len()).ok()?;
+            slice.copy_to(now);
             address = address.wrapping_add(now.len() as u64);
             left = later;
         }

@@ -41,7 +41,7 @@ use crate::kvm_error::{Capability, KvmError};
 use crate::memory::GuestRam;
 use crate::perf_events::perf_events;
 use crate::target::{ACCESSES, COUNTERS};
-use branch::{Branching, RegisterSync};
+use branch::{Branching, Watched};
 use guest_page::{PageCheck, guest_page};
 use interrupt::{Delivery, LvtEntry, PendingExceptions};
 
@@ -294,7 +294,7 @@ pub struct PmuWiring {
     lvt: LvtEntry,
     page_check: PageCheck,
     memory: GuestMemoryMmap,
-    register_sync: RegisterSync,
+    watched: Watched,
 }
 
 impl Emulated {
@@ -314,19 +314,19 @@ impl Emulated {
         }
         let lvt = LvtEntry::new(model.on_delivery(), vcpu);
         let (page_check, memory) = (PageCheck::new(vcpu), ram.mapped.clone());
-        let wiring = PmuWiring { lvt, page_check, memory, register_sync: RegisterSync::default() };
+        let wiring = PmuWiring { lvt, page_check, memory, watched: Watched::default() };
         Self { pmu, entries, wiring }
     }
 
     /// Handles overflows and timers after an exit. See [`VirtualPmu::after_exit`].
     pub fn after_exit(&mut self, cause: Cause, vm: &VmFd, fd: &mut VcpuFd) -> Result<BeforeEntry, KvmError> {
-        let Self { pmu, wiring: PmuWiring { lvt, page_check, memory, register_sync }, .. } = self;
-        let mut exited = Exited { vm, fd, lvt, page_check, memory, register_sync, branching: None };
+        let Self { pmu, wiring: PmuWiring { lvt, page_check, memory, watched }, .. } = self;
+        let mut exited = Exited { vm, fd, lvt, page_check, memory, watched, branching: None };
         let next = pmu.after_exit(cause, &mut exited)?;
         let exceptions =
             if next.interrupts_soon { PendingExceptions::Stored } else { PendingExceptions::NotStored };
         lvt.store_pending_exceptions(fd, exceptions);
-        register_sync.store(fd, next.branches_soon);
+        watched.expect_branch(fd, next.branches_soon);
         Ok(next)
     }
 }
@@ -356,7 +356,7 @@ struct Exited<'a> {
     lvt: &'a mut LvtEntry,
     page_check: &'a mut PageCheck,
     memory: &'a GuestMemoryMmap,
-    register_sync: &'a mut RegisterSync,
+    watched: &'a mut Watched,
     /// The thread that the virtual PMU has asked for.
     branching: Option<Branching<'a>>,
 }
@@ -376,9 +376,8 @@ impl Platform for Exited<'_> {
     }
 
     fn thread(&mut self) -> Option<Thread<'_>> {
-        self.branching = Branching::find(self.fd, self.memory, self.register_sync, || {
-            self.lvt.pending_exceptions(self.fd)
-        });
+        self.branching =
+            Branching::find(self.fd, self.memory, self.watched, |fd| self.lvt.pending_exceptions(fd));
         self.branching.as_ref().map(Branching::thread)
     }
 

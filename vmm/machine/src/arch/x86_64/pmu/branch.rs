@@ -13,45 +13,28 @@ use vpmu::ebb::{ALIGNMENT, Block, MAGIC, Owner, SIZE, Thread, word};
 
 use crate::arch::x86_64::msr;
 use crate::arch::x86_64::paging::Tables;
+use crate::arch::x86_64::stored;
 
 /// `IA32_KERNEL_GS_BASE`: in the kernel, the program's base address of GS.
 const KERNEL_GS_BASE: u32 = 0xc000_0102;
 
-/// Whether KVM stores the vCPU's registers in `struct kvm_run` at each exit, which makes an exit dearer, and spares the
-/// two system calls for a branch.
+/// What is known of a vCPU's threads with blocks from one exit to the next.
 #[derive(Debug, Default)]
-pub struct RegisterSync {
-    are_stored: bool,
-    /// An event log wants the general registers at each exit.
-    are_logged: bool,
+pub struct Watched {
+    /// KVM stores the registers at each exit, because a branch is likely.
+    is_branch_likely: bool,
     /// Address of the last block that was found.
     last_block: u64,
 }
 
-impl RegisterSync {
-    /// Sets whether KVM stores the registers at the next exits.
-    pub fn store(&mut self, fd: &mut VcpuFd, stored: bool) {
-        if std::mem::replace(&mut self.are_stored, stored) == stored {
-            return;
+impl Watched {
+    /// Has the registers stored at the next exits if a branch is likely there.
+    pub fn expect_branch(&mut self, fd: &mut VcpuFd, is_likely: bool) {
+        match (std::mem::replace(&mut self.is_branch_likely, is_likely), is_likely) {
+            (_, true) => stored::store(fd),
+            (true, false) => stored::forget(fd),
+            (false, false) => {}
         }
-        if stored {
-            self.are_logged = fd.get_kvm_run().kvm_valid_regs & SyncReg::Register as u64 != 0;
-            fd.set_sync_valid_reg(SyncReg::Register);
-            fd.set_sync_valid_reg(SyncReg::SystemRegister);
-        } else {
-            fd.clear_sync_valid_reg(SyncReg::SystemRegister);
-            if !self.are_logged {
-                fd.clear_sync_valid_reg(SyncReg::Register);
-            }
-        }
-    }
-
-    fn system(&self, fd: &VcpuFd) -> Option<kvm_sregs> {
-        if self.are_stored { Some(fd.sync_regs().sregs) } else { fd.get_sregs().ok() }
-    }
-
-    fn general(&self, fd: &VcpuFd) -> Option<kvm_regs> {
-        if self.are_stored { Some(fd.sync_regs().regs) } else { fd.get_regs().ok() }
     }
 }
 
@@ -70,21 +53,21 @@ pub struct Branching<'a> {
 impl<'a> Branching<'a> {
     /// Returns the thread that a vCPU runs, if it has a block. `events` returns what is about to be injected.
     pub fn find(
-        fd: &VcpuFd,
+        fd: &mut VcpuFd,
         memory: &'a GuestMemoryMmap,
-        register_sync: &mut RegisterSync,
-        events: impl FnOnce() -> Option<kvm_vcpu_events>,
+        watched: &mut Watched,
+        events: impl FnOnce(&VcpuFd) -> Option<kvm_vcpu_events>,
     ) -> Option<Self> {
-        let sregs = register_sync.system(fd)?;
+        let sregs = stored::system(fd)?;
         let tables = Tables::of(&sregs, memory)?;
         let is_user = is_user(&sregs);
-        let bases = bases(&sregs, || msr::read(fd, KERNEL_GS_BASE).ok().flatten(), register_sync.last_block)?;
+        let bases = bases(&sregs, || msr::read(fd, KERNEL_GS_BASE).ok().flatten(), watched.last_block)?;
         let (address, block) =
             bases.into_iter().find_map(|base| Some((base, GuestBlock::of(&tables, &sregs, base)?)))?;
-        register_sync.last_block = address;
+        watched.last_block = address;
         let owner = [tables.root() & !KERNEL_TABLES, address, sregs.fs.base];
-        let can_branch = is_user && events().is_some_and(|events| has_no_exception(&events));
-        let registers = if can_branch { register_sync.general(fd) } else { None };
+        let can_branch = is_user && events(fd).is_some_and(|events| has_no_exception(&events));
+        let registers = if can_branch { stored::general(fd) } else { None };
         Some(Self { owner, block, highest: tables.highest(), registers })
     }
 
