@@ -116,7 +116,7 @@ static RESULTS: OnEachHost = OnEachHost::new(|| {
         .step(
             "counts",
             &step(&format!(
-                "guest counts '{stat}; {WAIT} {stat}; perf record -q -o /tmp/data -e instructions:u -c 100001 ./split; \
+                "guest counts '{stat}; echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent; {WAIT} {stat}; perf record -q -o /tmp/data -e instructions:u -c 100001 ./split; \
                  perf script -i /tmp/data | wc -l; echo done; sleep 9'; record counts -F 4000 --call-graph fp && cat counts.said"
             )),
         )

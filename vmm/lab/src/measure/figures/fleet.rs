@@ -26,8 +26,6 @@ pub struct Figures {
     pub proportional_kib: u64,
     /// Costs of looking at all of them.
     pub looks: Vec<Look>,
-    /// VMs that `tally top` has sampled.
-    pub in_top: usize,
     /// VMs that did not answer when their metrics were asked for.
     pub silent: Option<u64>,
     /// VMs whose metrics there were.
@@ -89,8 +87,6 @@ look() {{
 }}
 look ./tally list
 look ./tally stat --json
-look ./tally top --interval 1 --count 1
-echo top $(sed -n '1s/ VMs: .*//p' said)
 ./tally stat --metrics 9177 & server=$!
 until wget -q -O metrics http://127.0.0.1:9177/metrics; do sleep 0.1; done 2>/dev/null
 # Not the answer that is kept.
@@ -127,7 +123,6 @@ fn read(text: &str) -> Option<Figures> {
                     command: words.next()?.to_owned(),
                 });
             }
-            "top" => figures.in_top = rest.parse().ok()?,
             "silent" => figures.silent = rest.parse().ok(),
             "metrics" => figures.with_metrics = rest.parse().ok()?,
             _ => return None,
