@@ -69,6 +69,7 @@ minutes! {
     any_agent_is_heard_without_harm: "agent",
     any_image_is_unpacked_into_its_folder_or_refused_with_one_line: "image",
     any_kernel_file_is_loaded_or_refused_with_one_line: "kernels",
+    any_memory_of_a_guest_is_read_without_harm: "memory",
     no_mirror_gets_anywhere_else: "mirror",
     no_vm_and_no_log_can_draw_on_the_operators_terminal: "operator",
     no_register_access_costs_the_host_more_than_a_bounded_time: "pmu",

@@ -10,6 +10,7 @@ mod agent;
 pub mod corpus;
 mod image;
 mod kernels;
+mod memory;
 mod mirror;
 mod operator;
 mod pmu;
@@ -62,10 +63,11 @@ pub struct Target {
 }
 
 #[rustfmt::skip]
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 12] = [
     Target { name: "agent",    about: "the messages and streams of the guest's agent",                   max_len: 16 << 10, run: agent::run },
     Target { name: "image",    about: "images of containers: their archives, and layers one over the other",   max_len: 32 << 10, run: image::run },
     Target { name: "kernels",  about: "kernel images: bzImage, ELF, multiboot, RISC-V, all compressions", max_len: 64 << 10, run: kernels::run },
+    Target { name: "memory",   about: "a guest's whole memory, for `tally record`, `tally top` and `tally symbols`", max_len: 16 << 10, run: memory::run },
     Target { name: "mirror",   about: "answers of mirrors and proxies, indexes, packages",               max_len: 16 << 10, run: mirror::run },
     Target { name: "operator", about: "answers of VMs to `tally list` and `tally stat`, and event logs", max_len: 16 << 10, run: operator::run },
     Target { name: "pmu",      about: "register accesses, with a shared page that changes meanwhile",    max_len: 4 << 10,  run: pmu::run },

@@ -41,6 +41,7 @@ corpora! {
     what_agents_have_said_does_no_harm: "agent",
     images_of_containers_get_nowhere_else: "image",
     kernel_files_are_loaded_or_refused_with_one_line: "kernels",
+    what_a_guest_has_in_its_memory_is_read_without_harm: "memory",
     what_mirrors_have_sent_gets_nowhere_else: "mirror",
     what_vms_and_logs_have_said_cannot_draw_on_a_terminal: "operator",
     register_accesses_cost_the_host_a_bounded_time: "pmu",

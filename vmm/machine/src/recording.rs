@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use kvm_ioctls::VcpuFd;
 use rustix::time::{ClockId, clock_gettime};
+use vm_memory::GuestMemoryMmap;
 use vpmu::event::Filter;
 use vpmu_perf::{Encoded, Rate, Sampling};
 
@@ -80,14 +81,10 @@ pub enum RecordError {
 
 /// A vCPU that is sampled, on the thread that runs it.
 pub struct Recorder {
-    vcpu: u8,
     event: Sampling,
-    order: RecordOrder,
-    ram: GuestRam,
     /// What the event had counted at the last sample.
     counted: u64,
-    /// Regions of processes that are in earlier samples, by the process and their first address.
-    known: BTreeMap<(u32, u64), Region>,
+    sampler: Sampler,
 }
 
 impl Recorder {
@@ -99,18 +96,61 @@ impl Recorder {
         if encoded != Sampling::CLOCK && event.read().is_some_and(|reading| reading.running == 0) {
             return Err(RecordError::NoCounter);
         }
-        Ok(Self { vcpu, event, order, ram: ram.clone(), counted: 0, known: BTreeMap::new() })
+        Ok(Self { event, counted: 0, sampler: Sampler::new(vcpu, &ram.mapped, order) })
     }
 
     /// Takes a sample: the event has overflowed, and the vCPU has left its guest.
     pub fn sample(&mut self, fd: &mut VcpuFd) {
-        let memory = &self.ram.mapped;
-        let Some(look) = Look::at_exit(fd, memory) else { return };
-        if self.order.plan.leaves_out(look.is_user) {
-            return;
+        let Some(look) = Look::at_exit(fd, &self.sampler.memory) else { return };
+        if !self.sampler.order.plan.leaves_out(look.is_user) {
+            let period = self.period();
+            self.sampler.add(&look, period);
         }
+    }
+
+    /// Returns the number of counts since the last sample.
+    fn period(&mut self) -> u64 {
+        match self.sampler.order.plan.rate {
+            Rate::Period(period) => period,
+            Rate::Frequency(_) => {
+                let counted = self.event.read().map_or(self.counted, |reading| reading.value);
+                counted - std::mem::replace(&mut self.counted, counted).min(counted)
+            }
+        }
+    }
+
+    /// Returns whether its samples go into this buffer.
+    pub fn adds_to(&self, buffer: &Arc<SampleBuffer>) -> bool {
+        Arc::ptr_eq(&self.sampler.order.buffer, buffer)
+    }
+
+    /// Returns which part of the time the event had a counter, in thousandths.
+    pub fn scheduled(&self) -> u64 {
+        let times = self.event.read().map(|reading| (reading.running, reading.enabled));
+        let share = times.and_then(|(running, enabled)| running.saturating_mul(1000).checked_div(enabled));
+        share.unwrap_or(1000).min(1000)
+    }
+}
+
+/// Makes samples of a vCPU, of what its guest's memory says.
+pub struct Sampler {
+    vcpu: u8,
+    memory: GuestMemoryMmap,
+    order: RecordOrder,
+    /// Regions of processes that are in earlier samples, by the process and their first address.
+    known: BTreeMap<(u32, u64), Region>,
+}
+
+impl Sampler {
+    pub fn new(vcpu: u8, memory: &GuestMemoryMmap, order: RecordOrder) -> Self {
+        Self { vcpu, memory: memory.clone(), order, known: BTreeMap::new() }
+    }
+
+    /// Adds a sample of the vCPU where it is, which stands for `period` counts.
+    pub fn add(&mut self, look: &Look, period: u64) {
+        let memory = &self.memory;
         let linux = self.order.linux.as_deref();
-        let running = linux.and_then(|linux| linux.running(memory, self.vcpu, &look));
+        let running = linux.and_then(|linux| linux.running(memory, self.vcpu, look));
         let [kernel, user] = match linux.zip(running.as_ref()) {
             _ if !self.order.plan.has_chains => Default::default(),
             Some((linux, running)) if !look.is_user => {
@@ -128,7 +168,7 @@ impl Recorder {
             vcpu: self.vcpu,
             is_user: look.is_user,
             instruction: look.instruction,
-            period: self.period(),
+            period,
             table: look.table(),
             task: running.map(|running| running.task),
             kernel,
@@ -164,7 +204,7 @@ impl Recorder {
         running: &Running,
         addresses: impl Iterator<Item = u64>,
     ) -> (Vec<Mapping>, Vec<(u32, Region)>) {
-        let memory = &self.ram.mapped;
+        let memory = &self.memory;
         let mut found: Vec<Region> = Vec::new();
         let mut looks = 0;
         for address in addresses.filter(|address| *address >= LOWEST) {
@@ -181,29 +221,6 @@ impl Recorder {
         let is_unknown = |region: &Region| self.known.get(&(process, region.start)) != Some(region);
         let described = |region: Region| Some((linux.mapping(memory, running, &region)?, (process, region)));
         found.into_iter().filter(is_unknown).filter_map(described).unzip()
-    }
-
-    /// Returns the number of counts since the last sample.
-    fn period(&mut self) -> u64 {
-        match self.order.plan.rate {
-            Rate::Period(period) => period,
-            Rate::Frequency(_) => {
-                let counted = self.event.read().map_or(self.counted, |reading| reading.value);
-                counted - std::mem::replace(&mut self.counted, counted).min(counted)
-            }
-        }
-    }
-
-    /// Returns whether its samples go into this buffer.
-    pub fn adds_to(&self, buffer: &Arc<SampleBuffer>) -> bool {
-        Arc::ptr_eq(&self.order.buffer, buffer)
-    }
-
-    /// Returns which part of the time the event had a counter, in thousandths.
-    pub fn scheduled(&self) -> u64 {
-        let times = self.event.read().map(|reading| (reading.running, reading.enabled));
-        let share = times.and_then(|(running, enabled)| running.saturating_mul(1000).checked_div(enabled));
-        share.unwrap_or(1000).min(1000)
     }
 }
 

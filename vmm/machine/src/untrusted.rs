@@ -1,10 +1,13 @@
-//! What becomes of a kernel's file, and of a saved machine, without a machine: for the fuzz targets, which need no KVM.
+//! What becomes of a kernel's file, of a saved machine, and of what a recording finds in a guest's memory, without a
+//! machine: for the fuzz targets, which need no KVM.
 
 use std::io::Cursor;
 use std::path::Path;
 
 use devices::virtio::{DeviceState, TransportState};
 use devices::{Mismatch, PortDevice, Serial};
+#[cfg(target_arch = "x86_64")]
+pub use of_memory::{Recorded, record};
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::state::PmuState;
 
@@ -63,4 +66,68 @@ pub fn restore_console(machine: &MachineState) -> Result<(), Mismatch> {
     }
     let _ = serial.receive(&[0x5a; 128]);
     Ok(())
+}
+
+/// Reads a guest's memory as a recording of its machine does.
+#[cfg(target_arch = "x86_64")]
+mod of_memory {
+    use std::sync::Arc;
+
+    use kvm_bindings::{kvm_regs, kvm_sregs};
+    use vm_memory::GuestMemoryMmap;
+    use vpmu::event::Filter;
+    use vpmu_perf::{Rate, Sampling};
+
+    use crate::arch::Look;
+    use crate::recording::linux::{GuestLinux, build_id, modules, symbols};
+    use crate::recording::modules::Module;
+    use crate::recording::sample::{Sample, SampleBuffer};
+    use crate::recording::{Plan, RecordOrder, Sampler};
+
+    /// Number of samples of each vCPU: the second one has what the first has left out.
+    const SAMPLES: usize = 2;
+
+    /// What a recording has found in a guest's memory.
+    #[derive(Debug, Default)]
+    pub struct Recorded {
+        /// Texts of the symbols of the kernel and of its modules, as `/proc/kallsyms` has them.
+        pub symbols: String,
+        pub module_symbols: String,
+        pub modules: Vec<Module>,
+        pub build_id: Option<[u8; 20]>,
+        pub samples: Vec<Sample>,
+    }
+
+    /// Records a machine with this memory and vCPUs with these registers. The kernel's page tables are found by those
+    /// of the first one.
+    pub fn record(memory: &GuestMemoryMmap, vcpus: &[(kvm_regs, kvm_sregs)]) -> Recorded {
+        let mut recorded = Recorded::default();
+        let looks: Vec<Look> = vcpus.iter().map(|(regs, sregs)| Look::by(regs, sregs, memory)).collect();
+        let symbols = symbols(memory);
+        let kernel = symbols.as_ref().zip(looks.first().and_then(|look| look.space));
+        if let Some(symbols) = &symbols {
+            recorded.symbols = symbols.text();
+        }
+        let count = u8::try_from(looks.len()).unwrap_or(u8::MAX);
+        let linux = kernel.and_then(|(symbols, space)| {
+            recorded.build_id = build_id(symbols, space, memory);
+            if let Some((modules, text)) = modules(symbols, space, memory) {
+                (recorded.modules, recorded.module_symbols) = (modules, text);
+            }
+            GuestLinux::find(symbols, space, memory, count)
+        });
+        let linux = linux.map(Arc::new);
+        for (vcpu, look) in (0..count).zip(&looks) {
+            let buffer = Arc::new(SampleBuffer::default());
+            let (event, rate) = (Sampling::CLOCK, Rate::Period(1));
+            let plan = Plan { event, filter: Filter::All, rate, has_chains: true };
+            let order = RecordOrder { plan, linux: linux.clone(), buffer: buffer.clone() };
+            let mut sampler = Sampler::new(vcpu, memory, order);
+            for _ in 0..SAMPLES {
+                sampler.add(look, 1);
+            }
+            recorded.samples.extend(buffer.take(usize::MAX));
+        }
+        recorded
+    }
 }

@@ -7,10 +7,16 @@ pub struct Types<'a> {
     strings: &'a [u8],
     /// Where each type begins, from type 1 on.
     begins: Vec<usize>,
+    /// Where each structure begins.
+    structures: Vec<usize>,
 }
 
 /// Maximum size of a description.
 pub const MAX_SIZE: u64 = 32 << 20;
+
+/// Maximum number of structures, all of which are looked at for each that is looked for: about ten times as many as a
+/// distribution's kernel has.
+const MAX_STRUCTURES: usize = 1 << 17;
 
 const MAGIC: u16 = 0xeb9f;
 const HEADER: usize = 24;
@@ -33,13 +39,18 @@ impl<'a> Types<'a> {
             bytes.get(start..start.checked_add(len)?)
         };
         let (types, strings) = (part(field(1)?, field(2)?)?, part(field(3)?, field(4)?)?);
-        let mut found = Vec::new();
+        let (mut begins, mut structures) = (Vec::new(), Vec::new());
         let mut at = 0;
         while at < types.len() {
-            found.push(at);
-            at = at.checked_add(size(word(types, at + 4)?)?)?;
+            let info = word(types, at + 4)?;
+            begins.push(at);
+            if kind(info) == STRUCT {
+                structures.push(at);
+            }
+            at = at.checked_add(size(info)?)?;
         }
-        Some(Self { bytes: types, strings, begins: found })
+        let types = Self { bytes: types, strings, begins, structures };
+        (types.structures.len() <= MAX_STRUCTURES).then_some(types)
     }
 
     /// Returns the offset in bytes of a member of a structure.
@@ -49,17 +60,18 @@ impl<'a> Types<'a> {
 
     /// Returns the offset in bits of a member of a structure.
     pub fn bit(&self, structure: &str, member: &str) -> Option<u64> {
-        let is_it = |at: &&usize| {
-            self.kind(**at) == Some(STRUCT) && self.is_called(**at, structure) && self.members(**at).is_some()
-        };
+        let is_it = |at: &&usize| self.is_called(**at, structure) && self.members(**at).is_some();
         let mut looks = MAX_LOOKS;
-        self.begins.iter().filter(is_it).find_map(|at| self.bits(*at, member, 0, &mut looks))
+        self.structures.iter().filter(is_it).find_map(|at| self.bits(*at, member, 0, &mut looks))
     }
 
     /// Returns the size of a structure.
     pub fn size(&self, structure: &str) -> Option<u64> {
-        let is_it = |at: &&usize| self.kind(**at) == Some(STRUCT) && self.is_called(**at, structure);
-        self.begins.iter().find(is_it).and_then(|at| word(self.bytes, at + 8)).map(u64::from)
+        let mut structures = self.structures.iter();
+        structures
+            .find(|at| self.is_called(**at, structure))
+            .and_then(|at| word(self.bytes, at + 8))
+            .map(u64::from)
     }
 
     /// Returns the offset of a member in bits, which may be in a structure without a name.
@@ -178,6 +190,13 @@ mod tests {
         let bytes = description_of(&inner.into_iter().chain(members).collect::<Vec<_>>());
         let types = Types::read(&bytes).expect("it is a description");
         assert_eq!((types.offset("task", "state"), types.offset("task", "pid")), (Some(0), None));
+    }
+
+    #[test]
+    fn a_description_of_more_structures_than_any_kernel_has_is_none() {
+        let with = |structures: usize| description_of(&[0, 4 << 24, 4].repeat(structures));
+        assert!(Types::read(&with(MAX_STRUCTURES - 1)).is_some(), "there is one more behind them");
+        assert!(Types::read(&with(MAX_STRUCTURES)).is_none());
     }
 
     proptest! {

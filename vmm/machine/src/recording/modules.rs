@@ -178,10 +178,13 @@ impl Modules {
         let longest = table.iter().filter_map(name_of).max()?;
         let names = some(read, member(self.layout.names)?, longest.checked_add(MAX_SYMBOL)?, left);
         for (symbol, kind) in table.iter().zip(kinds) {
+            if text.len() >= MAX_TEXT {
+                break;
+            }
             let rest = name_of(symbol).and_then(|at| names.get(at..)).unwrap_or_default();
             let of_name = rest.iter().take(MAX_SYMBOL).take_while(|byte| **byte != 0);
             let name: String = of_name.map(|byte| printable(*byte)).collect();
-            if !name.is_empty() && text.len() < MAX_TEXT {
+            if !name.is_empty() {
                 let value = u64::from_le_bytes(*symbol[VALUE..].first_chunk().expect("it is longer"));
                 let kind = printable(kind).to_ascii_lowercase();
                 let _ = writeln!(text, "{value:016x} {kind} {name}\t[{}]", module.name);

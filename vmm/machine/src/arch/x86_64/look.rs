@@ -135,8 +135,8 @@ impl Look {
         Some(Self::by(&stored::general(fd)?, &stored::system(fd)?, memory))
     }
 
-    /// Looks at a vCPU with these registers.
-    fn by(regs: &kvm_regs, sregs: &kvm_sregs, memory: &GuestMemoryMmap) -> Self {
+    /// Looks at a vCPU with these registers. Needs no KVM: [`crate::untrusted`] calls this.
+    pub fn by(regs: &kvm_regs, sregs: &kvm_sregs, memory: &GuestMemoryMmap) -> Self {
         let space = Tables::of(sregs, memory).map(|tables| AddressSpace {
             root: tables.root(),
             levels: tables.levels(),

@@ -433,8 +433,9 @@ impl Unwinder {
                 count: size / size_of::<i32>() as u64,
             })
         };
-        let modules: Vec<Tables> =
-            modules.iter().filter_map(|(module, code)| of_module(bit, *module, code, read)).collect();
+        let of_module = OfModule::find(bit);
+        let tables = |(module, code): &(u64, Range<u64>)| of_module.as_ref()?.tables(*module, code, read);
+        let modules: Vec<Tables> = modules.iter().filter_map(tables).collect();
         let of_entry = |member: &str| bit("orc_entry", member);
         kernel()
             .and_then(|kernel| Orc::find(&kernel, &modules, &of_entry, read))
@@ -447,31 +448,41 @@ impl Unwinder {
     }
 }
 
-/// Returns where a module has its tables (`struct mod_arch_specific`).
-fn of_module(
-    bit: &dyn Fn(&str, &str) -> Option<u64>,
-    module: u64,
-    code: &Range<u64>,
-    read: &Read,
-) -> Option<Tables> {
-    let part = bit("module", "arch")?;
-    let member = |name: &str, bytes: &mut [u8]| {
-        let offset = part.checked_add(bit("mod_arch_specific", name)?)? / 8;
-        read(module.wrapping_add(offset), bytes)
-    };
-    let word = |name: &str| {
-        let mut bytes = [0; 8];
-        member(name, &mut bytes)?;
-        Some(u64::from_le_bytes(bytes))
-    };
-    let mut count = [0; 4];
-    member("num_orcs", &mut count)?;
-    Some(Tables {
-        code: vec![code.clone()],
-        addresses: word("orc_unwind_ip")?,
-        entries: word("orc_unwind")?,
-        count: u32::from_le_bytes(count).into(),
-    })
+/// Where a module says where its tables are (`struct mod_arch_specific`). All modules have it at the same offsets: they
+/// are looked up once, because a guest may have many modules and a long description of its types.
+struct OfModule {
+    addresses: u64,
+    entries: u64,
+    count: u64,
+}
+
+impl OfModule {
+    fn find(bit: &dyn Fn(&str, &str) -> Option<u64>) -> Option<Self> {
+        let part = bit("module", "arch")?;
+        let offset = |name: &str| Some(part.checked_add(bit("mod_arch_specific", name)?)? / 8);
+        Some(Self {
+            addresses: offset("orc_unwind_ip")?,
+            entries: offset("orc_unwind")?,
+            count: offset("num_orcs")?,
+        })
+    }
+
+    /// Returns where the module at an address, which has this code, has its tables.
+    fn tables(&self, module: u64, code: &Range<u64>, read: &Read) -> Option<Tables> {
+        let word = |offset: u64| {
+            let mut bytes = [0; 8];
+            read(module.wrapping_add(offset), &mut bytes)?;
+            Some(u64::from_le_bytes(bytes))
+        };
+        let mut count = [0; 4];
+        read(module.wrapping_add(self.count), &mut count)?;
+        Some(Tables {
+            code: vec![code.clone()],
+            addresses: word(self.addresses)?,
+            entries: word(self.entries)?,
+            count: u32::from_le_bytes(count).into(),
+        })
+    }
 }
 
 #[cfg(test)]
@@ -652,6 +663,25 @@ mod tests {
             let bit = |member: &str| release.bit(member).map(|bit| bit + u64::from(member == moved));
             assert_eq!(Format::find(&bit, &[entry]), None);
         }
+    }
+
+    #[test]
+    fn types_are_not_searched_again_for_each_module() {
+        let searches = |modules: usize| {
+            let count = std::cell::Cell::new(0);
+            let bit = |_: &str, _: &str| {
+                count.set(count.get() + 1);
+                Some(0)
+            };
+            let symbol = |name: &str| Some(if name.starts_with("__stop") { 8 } else { 0 });
+            let read = |_: u64, bytes: &mut [u8]| {
+                bytes.fill(0);
+                Some(())
+            };
+            let _ = Unwinder::find(&symbol, &bit, &vec![(MODULE, MODULE..MODULE + 16); modules], &read);
+            count.get()
+        };
+        assert_eq!(searches(1000), searches(1));
     }
 
     proptest! {
