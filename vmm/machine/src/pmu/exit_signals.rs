@@ -65,8 +65,8 @@ impl ExitSignals {
     }
 
     /// Returns why `KVM_RUN` returned although the guest has caused no exit, and takes the signals from the queue up
-    /// to the first alarm or the first sample. If signals remain in the queue, the next `KVM_RUN` returns at once. Returns [`Cause::Kick`]
-    /// also if no signal is pending (`KVM_RUN` returned EAGAIN). A spurious kick is harmless.
+    /// to the first alarm or the first sample. If signals remain in the queue, the next `KVM_RUN` returns at once.
+    /// Returns [`Cause::Kick`] also if no signal is pending (`KVM_RUN` returned EAGAIN). A spurious kick is harmless.
     pub fn take(&mut self, fd: &mut VcpuFd) -> Cause {
         let mut kicked = std::mem::take(&mut fd.get_kvm_run().immediate_exit) != 0;
         // Kicks are real-time signals, so they queue up while a vCPU is paused.
