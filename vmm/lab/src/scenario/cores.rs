@@ -1,9 +1,9 @@
 //! Allocation of this machine's cores to simulated hosts, one core for each host. More hosts at a time would not finish
 //! sooner, and could exceed the timeouts of their scripts, which are in real time.
 //!
-//! Each piece of work has a name. Of the work that waits for a core, the piece with the highest precedence gets the next
-//! one. By default, this is the piece that took longest last time: so a long piece does not start last, with the other
-//! cores idle.
+//! Each piece of work has a name. Of the work that waits for a core, the piece with the highest precedence gets the
+//! next one. By default, this is the piece that took longest last time: so a long piece does not start last, with the
+//! other cores idle.
 
 use std::collections::HashMap;
 use std::num::NonZero;

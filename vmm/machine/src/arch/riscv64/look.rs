@@ -199,8 +199,8 @@ fn is_of_kernel(address: u64) -> bool {
     address >> 63 == 1
 }
 
-/// Follows a program's frame pointers as Linux' `perf` does: the latest caller is in `ra`, the others are in frames, and
-/// whatever is there is an address, up to the maximum number.
+/// Follows a program's frame pointers as Linux' `perf` does: the latest caller is in `ra`, the others are in frames.
+/// Whatever is there is an address, up to the maximum number.
 fn user_callers(space: AddressSpace, memory: &GuestMemoryMmap, frame: u64, caller: u64) -> Vec<u64> {
     let read = |address, bytes: &mut [u8]| space.0.read_as_program(memory, address, bytes);
     let (mut callers, mut frame, mut latest) =
