@@ -156,7 +156,7 @@ pub fn main(mut tests: Vec<Test>) -> ExitCode {
     }
     // One thread for each test: tests only wait for hosts, and the hosts wait for cores.
     arguments.test_threads.get_or_insert(tests.len());
-    let record = Record::open();
+    let record = Record::open(runs_second_tier);
     cores::set_order(if arguments.ignored { record.oldest_first() } else { record.longest_first() });
     let conclusion = thread::scope(|scope| {
         let (running, ended) = mpsc::channel::<()>();

@@ -1,4 +1,4 @@
-//! What earlier runs on this machine tell the next one: how long each group of tests took, and when that was.
+//! What earlier runs on this machine tell the next one: how long each group of tests took, and when it last began.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,52 +8,58 @@ use std::time::{Duration, SystemTime};
 use guest_images::cache::Cache;
 use tally_lab::cores::{Durations, Order};
 
-/// A file in the cache: lines of milliseconds, the second since 1970 in which the group was last seen to end, and the
-/// group's name. `None` without a cache.
-pub struct Record(Option<PathBuf>);
+/// A file in the cache, which may be missing: lines of the milliseconds that a group took, the second since 1970 in which
+/// it last began, and its name.
+pub struct Record {
+    path: Option<PathBuf>,
+    /// When this run has begun, as time since 1970. `None` if it has only the first tier, whose groups may have tests of
+    /// the second as well: these then have not begun.
+    begun: Option<Duration>,
+}
 
 /// The last run of a group.
 #[derive(Clone, Copy)]
 struct Last {
     took: Duration,
     /// Time since 1970.
-    ended: Duration,
+    begun: Duration,
 }
 
 impl Record {
-    pub fn open() -> Self {
-        Self(Cache::open().ok().map(|cache| cache.root().join("test-runs")))
+    pub fn open(has_second_tier: bool) -> Self {
+        let path = Cache::open().ok().map(|cache| cache.root().join("test-runs"));
+        Self { path, begun: has_second_tier.then(now) }
     }
 
     /// The group that took longest begins first.
     pub fn longest_first(&self) -> Order {
-        Order {
-            known: self.known().into_iter().map(|(name, last)| (name, last.took)).collect(),
-            unknown: None,
-        }
+        let took = |(name, last): (String, Last)| (!last.took.is_zero()).then_some((name, last.took));
+        Order { known: self.known().into_iter().filter_map(took).collect(), unknown: None }
     }
 
     /// Groups that have never run begin first, then that whose last run is longest ago.
     pub fn oldest_first(&self) -> Order {
         let now = now();
-        let age = |(name, last): (String, Last)| (name, now.saturating_sub(last.ended));
+        let age = |(name, last): (String, Last)| (name, now.saturating_sub(last.begun));
         Order { known: self.known().into_iter().map(age).collect(), unknown: Some(Duration::MAX) }
     }
 
-    /// Writes the durations of this run to the file. An error is ignored: the next run measures them again.
+    /// Writes what is known of this run to the file. An error is ignored: the next run measures it again.
     pub fn update(&self, taken: &Durations) {
-        let Some(path) = &self.0 else { return };
+        let Some(path) = &self.path else { return };
         let mut all = self.known();
         for (name, took) in taken {
             let last =
-                all.entry(name.clone()).or_insert(Last { took: Duration::ZERO, ended: Duration::ZERO });
-            // What this run has written before keeps its time.
-            if last.took.as_millis() != took.as_millis() {
-                *last = Last { took: *took, ended: now() };
+                all.entry(name.clone()).or_insert(Last { took: Duration::ZERO, begun: Duration::ZERO });
+            if !took.is_zero() {
+                last.took = *took;
+            }
+            if self.begun.is_some_and(|begun| last.begun < begun) {
+                last.begun = now();
             }
         }
         let line = |(name, last): (String, Last)| {
-            format!("{} {} {name}\n", last.took.as_millis(), last.ended.as_secs())
+            format!("{} {} {name}\n", last.took.as_millis(), last.begun.as_secs())
         };
         let lines: Vec<_> = all.into_iter().map(line).collect();
         let new = path.with_extension("new");
@@ -61,12 +67,12 @@ impl Record {
     }
 
     fn known(&self) -> BTreeMap<String, Last> {
-        let text = self.0.as_ref().and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
+        let text = self.path.as_ref().and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
         let line = |line: &str| {
             let mut words = line.splitn(3, ' ');
             let mut number = || words.next()?.parse().ok();
-            let (took, ended) = (Duration::from_millis(number()?), Duration::from_secs(number()?));
-            Some((words.next()?.to_owned(), Last { took, ended }))
+            let (took, begun) = (Duration::from_millis(number()?), Duration::from_secs(number()?));
+            Some((words.next()?.to_owned(), Last { took, begun }))
         };
         text.lines().filter_map(line).collect()
     }

@@ -58,6 +58,7 @@ impl Core {
         let own = own.expect("the precedence was added above");
         cores.waiting.swap_remove(own);
         cores.free -= 1;
+        cores.taken.entry(work.to_owned()).or_default();
         CHANGED.notify_all();
         Self { work: work.to_owned(), begun: Instant::now() }
     }
@@ -77,7 +78,7 @@ pub fn set_order(order: Order) {
     cores().order = order;
 }
 
-/// Returns the time for which work of each name has had a core in this process.
+/// Returns the time for which work of each name has had a core in this process: none for what has only begun.
 pub fn taken() -> Durations {
     cores().taken.clone()
 }

@@ -42,6 +42,8 @@ pub struct ExitSignals {
     set: libc::sigset_t,
     /// A sample is due, since [`Self::take_sample`] was last called.
     is_sample_due: bool,
+    /// Nothing but a sample's signal was taken last time.
+    was_sample: bool,
 }
 
 impl ExitSignals {
@@ -59,7 +61,7 @@ impl ExitSignals {
         let mask = Mask { len: 8, set: others.to_ne_bytes() };
         // SAFETY: `mask` has the length that it states, and KVM only reads from it.
         match unsafe { ioctl_with_ref(fd, KVM_SET_SIGNAL_MASK(), &mask) } {
-            0 => Ok(Self { set: signals, is_sample_due: false }),
+            0 => Ok(Self { set: signals, is_sample_due: false, was_sample: false }),
             _ => Err(kvm_ioctls::Error::last()).operation(WHAT),
         }
     }
@@ -69,19 +71,23 @@ impl ExitSignals {
     /// Returns [`Cause::Kick`] also if no signal is pending (`KVM_RUN` returned EAGAIN). A spurious kick is harmless.
     pub fn take(&mut self, fd: &mut VcpuFd) -> Cause {
         let mut kicked = std::mem::take(&mut fd.get_kvm_run().immediate_exit) != 0;
+        let was_sample = std::mem::take(&mut self.was_sample);
         // Kicks are real-time signals, so they queue up while a vCPU is paused.
         loop {
             match signals::take(&self.set) {
                 Some(ALARM) if kicked => return Cause::AlarmAndKick,
                 Some(ALARM) => return Cause::Alarm,
-                // It comes before all others, and hardly ever with one.
+                // It comes before all others, and hardly ever with one. But a clock may send it whenever the others are
+                // left for the next time.
                 Some(SAMPLE_SIGNAL) => {
                     self.is_sample_due = true;
-                    if !kicked {
+                    if !kicked && !was_sample {
+                        self.was_sample = true;
                         return Cause::Guest;
                     }
                 }
                 Some(_) => kicked = true,
+                None if self.is_sample_due && !kicked => return Cause::Guest,
                 None => return Cause::Kick,
             }
         }

@@ -234,7 +234,7 @@ impl Unwinder {
     ) -> Self {
         let start = symbol("handle_exception").unwrap_or(0);
         // Older kernels only have where it returns to.
-        let end = symbol("ret_from_exception_end").or_else(|| Some(symbol("ret_from_exception")? + 1));
+        let end = symbol("ret_from_exception_end").or_else(|| symbol("ret_from_exception")?.checked_add(1));
         Self { exceptions: start..end.unwrap_or(start) }
     }
 
@@ -275,5 +275,19 @@ impl Unwinder {
             }
         }
         callers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_address_may_be_that_of_a_symbol() {
+        let older = |name: &str| (name != "ret_from_exception_end").then_some(u64::MAX);
+        let unwinder = Unwinder::find(&older, &|_, _| None, &[], &|_, _| None);
+        assert!(unwinder.exceptions.is_empty());
+        let unwinder = Unwinder::find(&|_| None, &|_, _| None, &[], &|_, _| None);
+        assert!(unwinder.exceptions.is_empty());
     }
 }
