@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 use guest_images::cache::Cache;
 use tally_lab::cores::{Durations, Order};
 
-/// A file in the cache, which may be missing: lines of the milliseconds that a group took, the second since 1970 in which
-/// it last began, and its name.
+/// A file in the cache, which may be missing: lines of the milliseconds that a group took, the second since 1970 in
+/// which it last began, and its name.
 pub struct Record {
     path: Option<PathBuf>,
     /// When this run has begun, as time since 1970. `None` if it has only the first tier, whose groups may have tests of
