@@ -12,8 +12,8 @@ use tally_lab::cores::{Durations, Order};
 /// which it last began, and its name.
 pub struct Record {
     path: Option<PathBuf>,
-    /// When this run has begun, as time since 1970. `None` if it has only the first tier, whose groups may have tests of
-    /// the second as well: these then have not begun.
+    /// When this run has begun, as time since 1970. `None` if it has only the first tier: its groups may have tests of
+    /// the second as well, which then have not begun.
     begun: Option<Duration>,
 }
 
