@@ -302,7 +302,7 @@ fn symbols_are_those_that_the_guests_kernel_shows() {
 
 /// Returns the names of the functions in the kernel and in its modules, the latest first, and how often there is each
 /// such chain of the program that reads: from blocks of lines of address, name and file. The thunks through which
-/// functions return on an AMD processor stand for their callers: in each run samples are at others of their instructions.
+/// functions return on an AMD processor stand for their callers: each run has samples at others of their instructions.
 fn kernel_chains(text: &str) -> BTreeMap<Vec<&str>, usize> {
     let mut chains = BTreeMap::new();
     for block in text.split("\n\n").filter_map(|block| block.trim().strip_prefix("dd")) {
