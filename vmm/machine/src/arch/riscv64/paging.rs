@@ -20,8 +20,9 @@ const NAPOT_BITS: u32 = 4;
 /// Where `satp` has the scheme; the address of the first table is below, in pages.
 const MODE: u32 = 60;
 const ROOT: u64 = (1 << 44) - 1;
-/// The number of Sv39. Each scheme after it has one more level.
+/// The numbers of Sv39 and Sv57. Each scheme after Sv39 has one more level.
 const SV39: u64 = 8;
+const SV57: u64 = 10;
 const SV39_LEVELS: u32 = 3;
 
 /// Number of bits of a virtual address that one level of tables translates, and that are an offset in a page.
@@ -40,7 +41,7 @@ impl Tables {
     /// Returns the tables that a value of `satp` selects, or `None` if addresses are not translated.
     pub fn of(satp: u64) -> Option<Self> {
         let levels = match satp >> MODE {
-            mode @ SV39..=10 => SV39_LEVELS + u32::try_from(mode - SV39).expect("it is small"),
+            mode @ SV39..=SV57 => SV39_LEVELS + u32::try_from(mode - SV39).expect("it is small"),
             _ => return None,
         };
         Some(Self { root: (satp & ROOT) << PAGE_BITS, levels })
@@ -144,7 +145,7 @@ mod tests {
 
     #[test]
     fn addresses_of_each_scheme_are_translated() {
-        for mode in 8..=10 {
+        for mode in SV39..=SV57 {
             let memory = memory();
             let tables = Tables::of(mode << MODE | 1).unwrap();
             // The first entry of each table leads to the next one, the last to a page of 4 KiB, one of 64 KiB, and one

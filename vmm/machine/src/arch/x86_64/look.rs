@@ -122,7 +122,7 @@ pub struct Look {
 }
 
 impl Look {
-    /// The kernel's memory says which thread a vCPU runs.
+    /// No register says which thread a vCPU runs: the kernel's memory does.
     pub const KNOWS_THREAD: bool = false;
 
     /// Looks at a vCPU.
