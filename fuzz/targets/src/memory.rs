@@ -119,6 +119,8 @@ mod tests {
             assert_eq!((module.name.as_str(), module.start, module.len), ("fuse", linux::MODULE, 0x1000));
             let symbols = "ffffffffc0000000 t read\t[fuse]\nffffffffc0000010 t write\t[fuse]\n";
             assert_eq!(recorded.module_symbols, symbols, "{name}");
+            let functions: Vec<&str> = recorded.functions.iter().map(|found| &*found.name).collect();
+            assert!(functions.contains(&"read [fuse]"), "{name}: {functions:?}");
             let [kernel, again, user, _] = &recorded.samples[..] else { panic!("{name}") };
             for sample in [kernel, user] {
                 let task = sample.task.as_ref().unwrap_or_else(|| panic!("{name}: no thread is found"));

@@ -153,8 +153,8 @@ impl Sampler {
         let running = linux.and_then(|linux| linux.running(memory, self.vcpu, look));
         let [kernel, user] = match linux.zip(running.as_ref()) {
             _ if !self.order.plan.has_chains => Default::default(),
-            Some((linux, running)) if !look.is_user => {
-                look.kernel_callers(memory, &linux.unwinder, running.stack)
+            Some((GuestLinux { unwinder: Some(unwinder), .. }, running)) if !look.is_user => {
+                look.kernel_callers(memory, unwinder, running.stack)
             }
             _ => [Vec::new(), look.callers(memory)],
         };

@@ -79,13 +79,16 @@ mod of_memory {
     use vpmu_perf::{Rate, Sampling};
 
     use crate::arch::Look;
-    use crate::recording::linux::{GuestLinux, build_id, modules, symbols};
+    use crate::recording::kallsyms::Function;
+    use crate::recording::linux::{GuestLinux, KernelFunctions, build_id, modules, symbols};
     use crate::recording::modules::Module;
     use crate::recording::sample::{Sample, SampleBuffer};
     use crate::recording::{Plan, RecordOrder, Sampler};
 
     /// Number of samples of each vCPU: the second one has what the first has left out.
     const SAMPLES: usize = 2;
+    /// Maximum number of addresses whose functions are looked for.
+    const ADDRESSES: usize = 64;
 
     /// What a recording has found in a guest's memory.
     #[derive(Debug, Default)]
@@ -95,6 +98,8 @@ mod of_memory {
         pub module_symbols: String,
         pub modules: Vec<Module>,
         pub build_id: Option<[u8; 20]>,
+        /// Functions at the addresses of symbols, modules and vCPUs.
+        pub functions: Vec<Function>,
         pub samples: Vec<Sample>,
     }
 
@@ -114,9 +119,17 @@ mod of_memory {
             if let Some((modules, text)) = modules(symbols, space, memory) {
                 (recorded.modules, recorded.module_symbols) = (modules, text);
             }
-            GuestLinux::find(symbols, space, memory, count)
+            GuestLinux::find(symbols, space, memory, count, true)
         });
         let linux = linux.map(Arc::new);
+        if let Some(symbols) = symbols {
+            let of_symbols = symbols.iter().map(|(address, ..)| address);
+            let of_modules = recorded.modules.iter().map(|module| module.start);
+            let of_vcpus = vcpus.iter().map(|(regs, _)| regs.rip);
+            let addresses: Vec<u64> = of_symbols.chain(of_modules).chain(of_vcpus).take(ADDRESSES).collect();
+            let functions = KernelFunctions::new(symbols.tables().clone(), linux.clone());
+            recorded.functions = functions.at(memory, &addresses);
+        }
         for (vcpu, look) in (0..count).zip(&looks) {
             let buffer = Arc::new(SampleBuffer::default());
             let (event, rate) = (Sampling::CLOCK, Rate::Period(1));

@@ -9,14 +9,14 @@ use std::panic;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use tally_machine::Module;
+use tally_machine::{Function, Module};
 use vpmu::policy::{Change, Policy};
 
 use crate::commands::client::limits::Exceeded;
 use crate::protocol::deadline::Deadlined;
 use crate::protocol::message::{self, Answer, Request};
 use crate::protocol::printable::short;
-use crate::protocol::recording::{Begun, RecordOptions, Samples};
+use crate::protocol::recording::{Begun, MAX_ADDRESSES, RecordOptions, Samples};
 use crate::protocol::socket_dir::{Connection, SocketDir, user};
 use crate::protocol::status::{Report, Summary, VmStatus};
 use crate::protocol::stream;
@@ -50,7 +50,7 @@ pub struct Vm {
 }
 
 /// Symbols of a guest's kernel.
-#[derive(Debug, Default, Hash)]
+#[derive(Debug, Default)]
 pub struct GuestSymbols {
     /// As `/proc/kallsyms` has them. Empty if none were found.
     pub text: String,
@@ -358,11 +358,6 @@ impl Vm {
 
     /// Returns the symbols of the guest's kernel and of its modules.
     pub fn symbols(&mut self) -> Result<GuestSymbols, ClientError> {
-        self.symbols_up_to(MAX_SYMBOLS)
-    }
-
-    /// The same, as long as there are no more of them.
-    pub fn symbols_up_to(&mut self, most: usize) -> Result<GuestSymbols, ClientError> {
         let (mut symbols, mut asked) = (GuestSymbols::default(), 0);
         let until = Instant::now() + SYMBOLS_TIMEOUT;
         loop {
@@ -378,7 +373,7 @@ impl Vm {
             }
             asked += part.text.len();
             symbols.text += &part.text;
-            if !part.more || asked > most {
+            if !part.more || asked > MAX_SYMBOLS {
                 return Ok(symbols);
             }
         }
@@ -398,6 +393,18 @@ impl Vm {
             Answer::Samples(samples) => Ok(samples),
             _ => Err(unexpected(self.about.pid)),
         }
+    }
+
+    /// Returns functions of the guest's kernel at these addresses, while the VM is sampled.
+    pub fn functions(&mut self, addresses: &[u64]) -> Result<Vec<Function>, ClientError> {
+        let mut found = Vec::new();
+        for some in addresses.chunks(MAX_ADDRESSES) {
+            let Answer::Functions(functions) = self.ask(&Request::Functions(some.to_vec()))? else {
+                return Err(unexpected(self.about.pid));
+            };
+            found.extend(functions.found);
+        }
+        Ok(found)
     }
 
     /// Ends a recording. Returns for each vCPU in which part of the time there was a counter, in thousandths.

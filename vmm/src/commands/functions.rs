@@ -2,18 +2,17 @@
 //! this host. What a guest, or another user's VM, says of files is untrusted: only regular files of ordinary file
 //! systems are opened, and only what is the file that was mapped by its build id, or else by its size, gives names.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::Arc;
 
 use devices::fs::is_of_a_kernel;
 use object::read::elf::{ElfFile64, ElfSymbol64, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol, SymbolKind, elf};
 use rustix::fs::{Mode, OFlags, fstat};
-use tally_machine::{Mapping, Sample};
+use tally_machine::{Function, Mapping, Sample};
 
 use crate::commands::client::GuestSymbols;
 use crate::run::flamegraph::stacks::{name, of_kernel};
@@ -27,6 +26,9 @@ const MAPPING_SIZE: usize = 128;
 const MAX_SIZE: u64 = 512 << 20;
 const MAX_READ: u64 = 2 << 30;
 const MAX_SYMBOLS: usize = 1 << 20;
+/// Maximum number and size of the functions of a kernel that are kept if they are asked for one by one.
+const MAX_ASKED: usize = 1 << 14;
+const MAX_ASKED_SIZE: usize = 1 << 20;
 /// What is not known.
 const UNKNOWN: &str = "[unknown]";
 
@@ -75,11 +77,10 @@ impl Symbols {
         Self::new(functions)
     }
 
-    /// Returns about how much memory they take.
-    pub fn size(&self) -> usize {
-        /// What an allocation takes beside its content.
-        const ALLOCATION: usize = 16;
-        self.0.iter().map(|symbol| size_of::<Symbol>() + ALLOCATION + symbol.name.len()).sum()
+    /// Adds a function.
+    fn add(&mut self, symbol: Symbol) {
+        let before = self.0.partition_point(|other| other.start <= symbol.start);
+        self.0.insert(before, symbol);
     }
 
     /// Returns the name of the function at an address.
@@ -202,7 +203,10 @@ fn read(path: &str, most: u64) -> io::Result<Vec<u8>> {
 /// Names the functions of a guest.
 #[derive(Debug)]
 pub struct Functions {
-    kernel: Arc<Symbols>,
+    /// Those of the kernel and its modules: all, or those that were asked for.
+    kernel: Symbols,
+    /// Size of the names of those that were asked for.
+    asked_size: usize,
     /// What each has mapped, with the time of the sample that said so.
     processes: HashMap<u32, Vec<(u64, Mapping)>>,
     /// Size of what is remembered of processes.
@@ -214,9 +218,37 @@ pub struct Functions {
 
 impl Functions {
     /// Names functions of a kernel, and of programs, if their files may be read.
-    pub fn new(kernel: Arc<Symbols>, reads_files: bool) -> Self {
+    pub fn new(kernel: Symbols, reads_files: bool) -> Self {
         let left = if reads_files { MAX_READ } else { 0 };
-        Self { kernel, processes: HashMap::new(), kept: 0, files: HashMap::new(), left }
+        Self { kernel, asked_size: 0, processes: HashMap::new(), kept: 0, files: HashMap::new(), left }
+    }
+
+    /// Returns addresses in the kernel, which samples are at, whose functions have not been asked for.
+    pub fn unknown(&self, samples: &[Sample]) -> Vec<u64> {
+        let in_kernel = samples.iter().filter(|sample| !sample.is_user).map(|sample| sample.instruction);
+        let unknown: BTreeSet<u64> = in_kernel.filter(|address| self.kernel.at(*address).is_none()).collect();
+        unknown.into_iter().collect()
+    }
+
+    /// Adds functions of the kernel that were asked for at these addresses.
+    pub fn add_of_kernel(&mut self, addresses: &[u64], functions: Vec<Function>) {
+        if self.kernel.0.len() > MAX_ASKED || self.asked_size > MAX_ASKED_SIZE {
+            // They are asked for once more.
+            (self.kernel, self.asked_size) = (Symbols::default(), 0);
+        }
+        for Function { start, end, name } in functions {
+            // Several of the addresses may be in it.
+            if self.kernel.at(start).is_none() {
+                self.asked_size += name.len();
+                self.kernel.add(Symbol { start, end, name: name.into() });
+            }
+        }
+        for address in addresses {
+            if self.kernel.at(*address).is_none() {
+                let end = address.saturating_add(1);
+                self.kernel.add(Symbol { start: *address, end, name: UNKNOWN.into() });
+            }
+        }
     }
 
     /// Returns the name of a sample's thread, or else the address of its page tables.
@@ -319,10 +351,10 @@ ffffffffc0008000 d fuse_data\t[fuse]
 ffffffffc2000000 t gone\t[gone]
 ";
 
-    fn kernel() -> Arc<Symbols> {
+    fn kernel() -> Symbols {
         let module = |name: &str, start| Module { name: name.into(), start, len: 0x1000, size: 0x9000 };
         let modules = vec![module("fuse", 0xffff_ffff_c000_0000), module("stripped", 0xffff_ffff_c100_0000)];
-        Symbols::of_kernel(&GuestSymbols { text: KERNEL.into(), modules }).into()
+        Symbols::of_kernel(&GuestSymbols { text: KERNEL.into(), modules })
     }
 
     #[inline(never)]
@@ -357,6 +389,28 @@ ffffffffc2000000 t gone\t[gone]
         assert!(["sys_read", "alias"].contains(&&*functions.function(&of_kernel(0x1f))));
         // Data, and what is behind all symbols.
         assert_eq!([0x30, 0x1000].map(|address| functions.function(&of_kernel(address))), [UNKNOWN; 2]);
+    }
+
+    #[test]
+    fn functions_of_the_kernel_are_asked_for_once() {
+        let mut functions = Functions::new(Symbols::default(), false);
+        let at = |address: u64| sample(false, address, Vec::new());
+        let samples = [at(0x17), at(0x10), at(0x40), at(0x17), sample(true, 0x50, Vec::new())];
+        let asked = functions.unknown(&samples);
+        assert_eq!(asked, [0x10, 0x17, 0x40]);
+        let read = || Function { start: 0x10, end: 0x20, name: "sys_read".into() };
+        functions.add_of_kernel(&asked, vec![read(), read()]);
+        let named = [0x10, 0x1f, 0x40].map(|address| functions.function(&at(address)));
+        assert_eq!(named, ["sys_read", "sys_read", UNKNOWN]);
+        assert_eq!(functions.kernel.0.len(), 2);
+        assert_eq!(functions.unknown(&[at(0x1f), at(0x40), at(0x41)]), [0x41]);
+        // What is kept has an end, whatever is answered.
+        for address in 0..2 * MAX_ASKED as u64 {
+            let endless = Function { start: u64::MAX, end: 0, name: "x".repeat(200) };
+            functions.add_of_kernel(&[address], vec![endless]);
+            assert!(functions.unknown(&[at(address)]).is_empty());
+        }
+        assert!(functions.kernel.0.len() <= MAX_ASKED + 2);
     }
 
     #[test]

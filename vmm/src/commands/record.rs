@@ -68,10 +68,7 @@ pub fn record(options: &Record) -> Result<ExitCode> {
     let mut taken = Taken::default();
     // Another user may have chosen the files.
     let drawn = |_: &_| {
-        (
-            Functions::new(KernelSymbols::of_kernel(&symbols).into(), vm.other_owner().is_none()),
-            Stacks::default(),
-        )
+        (Functions::new(KernelSymbols::of_kernel(&symbols), vm.other_owner().is_none()), Stacks::default())
     };
     let mut output = Output { writer: &mut writer, drawn: picture.as_ref().map(drawn) };
     let ended = fetch(&mut vm, &mut output, options.duration, &mut taken);

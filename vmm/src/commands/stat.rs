@@ -53,6 +53,7 @@ pub fn shown(about: &Summary, answer: &Answer) -> String {
         | Answer::Recording(_)
         | Answer::Samples(_)
         | Answer::Recorded(_)
+        | Answer::Functions(_)
         | Answer::Symbols(_)
         | Answer::Error(_) => return String::new(),
     };

@@ -1,9 +1,7 @@
 //! `tally top`: which functions run in running VMs, live: by share, by program and by VM.
 
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,9 +25,6 @@ const PRINTED: usize = 20;
 const DRAWN: usize = 200;
 /// Maximum number of functions that are kept of a VM at a look: it can make up any number.
 const MAX_FUNCTIONS: usize = 1 << 14;
-/// Maximum size of the symbols of another user's VM, and of what is kept of all of these.
-const SYMBOLS_OF_ANOTHER: usize = 16 << 20;
-const SYMBOLS_OF_OTHERS: usize = 1 << 30;
 
 /// What was sampled: the program's name, whether it was in the kernel, and the function. Processes of the same name are
 /// one: there may be many short ones.
@@ -48,9 +43,8 @@ pub fn top(options: &Top) -> Result<ExitCode> {
     }
     let rate = SampleRate::Frequency(options.frequency.unwrap_or(FREQUENCY));
     let asked = RecordOptions { event: options.event.text.clone(), rate, chains: false };
-    let kernels = Kernels::default();
     let vms = vms.into_iter().map(|vm| (vm.about.pid, vm));
-    let mut watched = client::some_of(client::at_once(vms, |vm| begin(vm, &asked, &kernels)), say)?;
+    let mut watched = client::some_of(client::at_once(vms, |vm| begin(vm, &asked)), say)?;
     let rows = if live::is_drawn(options.count) { DRAWN } else { PRINTED };
     // What was sampled while others began belongs to no interval.
     let Looked { gone, .. } = look(&mut watched, "", Instant::now(), rows);
@@ -62,64 +56,14 @@ pub fn top(options: &Top) -> Result<ExitCode> {
     })
 }
 
-/// Symbols of kernels: each is kept once, as there may be many guests of the same.
-#[derive(Default)]
-struct Kernels {
-    known: Mutex<HashMap<u64, Arc<Symbols>>>,
-    /// Size of those of other users' VMs.
-    of_others: AtomicUsize,
-}
-
-impl Kernels {
-    /// Returns the functions of a VM's kernel: none if its owner is another user, and these take too much already.
-    fn of(&self, vm: &mut Vm) -> Result<(Arc<Symbols>, Known), ClientError> {
-        let is_anothers = vm.other_owner().is_some();
-        let reserved = if is_anothers { SYMBOLS_OF_ANOTHER } else { 0 };
-        if self.of_others.fetch_add(reserved, Ordering::Relaxed) > SYMBOLS_OF_OTHERS && is_anothers {
-            self.of_others.fetch_sub(reserved, Ordering::Relaxed);
-            return Ok((Arc::default(), Known::TooMany));
-        }
-        let symbols = if is_anothers { vm.symbols_up_to(reserved) } else { vm.symbols() };
-        let mut kept = 0;
-        let kernel = symbols.map(|symbols| {
-            // Another user's VM says what that user likes, also of its kernel.
-            let mut hash = DefaultHasher::new();
-            (vm.owner(), &symbols).hash(&mut hash);
-            let mut known = lock(&self.known);
-            let kernel = known.entry(hash.finish()).or_insert_with(|| {
-                let functions = Symbols::of_kernel(&symbols);
-                kept = if is_anothers { functions.size() } else { 0 };
-                functions.into()
-            });
-            (Arc::clone(kernel), if symbols.text.is_empty() { Known::None } else { Known::All })
-        });
-        self.of_others.fetch_add(kept, Ordering::Relaxed);
-        self.of_others.fetch_sub(reserved, Ordering::Relaxed);
-        kernel
-    }
-}
-
-/// Whether the functions of a kernel are known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Known {
-    All,
-    /// The guest's kernel does not say them.
-    None,
-    /// It was not asked.
-    TooMany,
-}
-
 /// Begins to sample a VM.
-fn begin(mut vm: Vm, asked: &RecordOptions, kernels: &Kernels) -> Result<Watched, ClientError> {
-    let (kernel, known) = kernels.of(&mut vm)?;
+fn begin(mut vm: Vm, asked: &RecordOptions) -> Result<Watched, ClientError> {
     let begun = vm.record(asked.clone())?;
     let name = short(&vm.about.name);
-    let too_many = (known == Known::TooMany)
-        .then_some("other users' kernels have too many symbols: it has no names here");
-    for remark in remarks(known != Known::None, &begun, false).into_iter().chain(too_many) {
+    for remark in remarks(begun.has_functions, &begun, false) {
         printer::say(&format_args!("{name}: {remark}"));
     }
-    let functions = Functions::new(kernel, vm.other_owner().is_none());
+    let functions = Functions::new(Symbols::default(), vm.other_owner().is_none());
     let seen: Arc<Mutex<Result<Seen, ClientError>>> = Arc::new(Mutex::new(Ok(Seen::default())));
     let process = vm.about.pid;
     let fetching = {
@@ -160,6 +104,11 @@ fn fetch(mut vm: Vm, mut functions: Functions, into: &Mutex<Result<Seen, ClientE
             Ok(answer) => answer,
             Err(error) => return *lock(into) = Err(error),
         };
+        let unknown = functions.unknown(&answer.taken);
+        match vm.functions(&unknown) {
+            Ok(found) => functions.add_of_kernel(&unknown, found),
+            Err(error) => return *lock(into) = Err(error),
+        }
         answer.taken.sort_by_key(|sample| sample.time);
         let places = answer.taken.iter().map(|sample| {
             ((Functions::command(sample), !sample.is_user, functions.function(sample)), sample.period)

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use vpmu::Switch;
 use vpmu::policy::{Change, Policy};
 
-use crate::protocol::recording::{Begun, RecordOptions, Samples, SymbolsPart};
+use crate::protocol::recording::{Begun, Functions, RecordOptions, Samples, SymbolsPart};
 use crate::protocol::status::{Report, Summary, VmStatus};
 
 /// Request to a VM.
@@ -43,6 +43,9 @@ pub enum Request {
     Samples,
     /// End that. The samples that are left can still be requested.
     StopRecording,
+    /// Return the functions of the guest's kernel at these addresses, at most
+    /// [`crate::protocol::recording::MAX_ADDRESSES`], while it is sampled.
+    Functions(Vec<u64>),
     /// Return the symbols of the guest's kernel from this offset on in their text.
     Symbols(usize),
 }
@@ -75,6 +78,7 @@ pub enum Answer {
     Samples(Samples),
     /// The VM is not sampled any more. For each vCPU, in which part of the time there was a counter, in thousandths.
     Recorded(Vec<u64>),
+    Functions(Functions),
     Symbols(SymbolsPart),
     /// The request was carried out.
     Done,

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use tally_machine::{Module, Sample};
+use tally_machine::{Function, Module, Sample};
 use vpmu::event::{Event, Filter, GenericEvent};
 use vpmu::policy::{Rule, UnknownEvent};
 use vpmu_perf::Rate;
@@ -12,6 +12,8 @@ use vpmu_perf::Rate;
 pub const MAX_WORDS: usize = 20_000;
 /// Size of the part of the symbols in one answer.
 pub const MAX_PART: usize = 256 << 10;
+/// Maximum number of addresses whose functions are requested at once.
+pub const MAX_ADDRESSES: usize = 256;
 
 /// What is to be sampled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,6 +95,9 @@ pub struct Begun {
     /// The event's `type` and `config`, by which the host's kernel knows it.
     pub kind: u32,
     pub config: u64,
+    /// The functions of its kernel have names.
+    #[serde(default)]
+    pub has_functions: bool,
     /// The samples say which process ran.
     pub has_processes: bool,
     /// They say which files programs have mapped.
@@ -126,6 +131,12 @@ pub struct Samples {
     pub lost: u64,
     /// There are more.
     pub more: bool,
+}
+
+/// Functions of the guest's kernel and of its modules at some addresses. Those of other addresses have no names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Functions {
+    pub found: Vec<Function>,
 }
 
 /// A part of the symbols of the guest's kernel.

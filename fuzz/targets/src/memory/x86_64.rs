@@ -2,7 +2,7 @@
 
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 use tally_machine::untrusted::{self, Recorded};
-use tally_machine::{MAX_MODULE_NAME, MAX_MODULES, Module, Sample, is_of_name};
+use tally_machine::{Function, MAX_MODULE_NAME, MAX_MODULES, Module, Sample, is_of_name};
 use vm_memory::GuestMemoryMmap;
 
 /// A vCPU is in user mode, executes code of 64 bits, and has page tables of five levels.
@@ -76,6 +76,9 @@ pub fn record(memory: &GuestMemoryMmap, vcpus: &[[u8; VCPU]]) -> Recorded {
     let recorded = untrusted::record(memory, &vcpus);
     check_modules(&recorded.modules);
     recorded.samples.iter().for_each(check_sample);
+    for Function { start, end, name } in &recorded.functions {
+        assert!(start < end && name.chars().all(|c| matches!(c, ' '..='~')), "{name:?}");
+    }
     recorded
 }
 

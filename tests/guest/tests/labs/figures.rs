@@ -328,4 +328,7 @@ fn a_hundred_guests_run_on_one_host_and_are_told_apart() {
     assert_eq!(figures.processes.len(), GUESTS);
     assert_eq!((figures.with_metrics, figures.silent), (GUESTS, Some(0)));
     assert!(figures.kib_each < MAX_KIB_EACH, "{figures:?}");
+    // Those that work are in place of some that slept, and their kernels' functions have names.
+    assert_eq!(figures.top.vms, [GUESTS; 2]);
+    assert!(figures.top.named > 0, "{figures:?}");
 }

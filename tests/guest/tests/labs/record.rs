@@ -41,6 +41,7 @@ fn on_any_host() -> Vec<Test> {
         the_kernels_functions_are_named_and_its_callers_are_the_programs,
         samples_of_two_vcpus_have_the_processes_that_ran_there,
         top_shows_the_functions_of_all_vms,
+        top_draws_them_on_a_terminal_of_80_columns_and_ends_with_a_key,
         what_cannot_be_recorded_is_one_line,
         what_was_taken_before_the_disk_was_full_can_be_read,
     ]
@@ -178,7 +179,9 @@ static RESULTS: OnEachHost = OnEachHost::new(|| {
                 "guest one 'echo ready; while :; do ./split; done' --share .; first=$vm; \
                  guest two 'echo ready; while :; do ./track; done'; \
                  ./tally top -e instructions:u --interval 0.5 --count 2 && echo && \
-                 ./tally top two -e instructions:u --interval 1 --count 1 -F 50; status=$?; \
+                 ./tally top two -e instructions:u --interval 1 --count 1 -F 50; status=$?; echo \\# drawn; \
+                 ./typist size:24x80 'expect:seventy' 'type:x' 'expect:[track]' size:6x40 'expect:2 VMs' 'expect:2 VMs' 'type:q' \
+                 -- ./tally top -e instructions --interval 0.5; echo \\# ended $?; \
                  kill $first $vm; wait $first; wait $vm; ./tally top >nothing; echo \"status $?\" >&2; \
                  wc -c <nothing; exit $status",
             ),
@@ -473,10 +476,61 @@ fn samples_of_two_vcpus_have_the_processes_that_ran_there() {
     }
 }
 
+/// Returns what `tally top` has printed, what it has drawn on a terminal, and what is behind that.
+fn printed_and_drawn(text: &str) -> [&str; 3] {
+    let (printed, rest) = text.split_once("# drawn\n").expect("it has drawn");
+    let (drawn, after) = rest.split_once("# ended ").expect("it has ended");
+    [printed, drawn, after]
+}
+
+fn top_draws_them_on_a_terminal_of_80_columns_and_ends_with_a_key() {
+    let text = RESULTS.of("top").text();
+    let [_, drawn, after] = printed_and_drawn(&text);
+    assert!(after.starts_with("0\n"), "{text:?}");
+    let (before, shown) = drawn.split_once("\x1b[?1049h").expect("the screen is entered");
+    let (shown, left) = shown.rsplit_once("\x1b[?1049l").expect("the screen is left");
+    assert_eq!([before.trim(), left.trim()], [""; 2], "{text:?}");
+    let pictures = shown.split("\x1b[H").skip(1).map(|picture| {
+        let (lines, _) = picture.split_once("\x1b[J").expect("what is below is cleared");
+        lines.split("\r\n").map(|line| line.strip_suffix("\x1b[K").expect("the rest is cleared")).collect()
+    });
+    let pictures: Vec<Vec<&str>> = pictures.collect();
+    let fit = |picture: &[&str], rows: usize, columns: usize| {
+        let is_plain = |line: &str| line.chars().count() <= columns && !line.contains(char::is_control);
+        picture.len() <= rows && picture.iter().all(|line| is_plain(line))
+    };
+    assert!(pictures.iter().all(|picture| fit(picture, 24, 80)), "{pictures:#?}");
+    assert!(pictures.last().is_some_and(|picture| fit(picture, 6, 40)), "{pictures:#?}");
+    assert!(pictures[0][0].starts_with("the first figures come in a moment"), "{pictures:#?}");
+    let full = pictures.iter().find(|picture| picture.len() > 6).unwrap_or_else(|| panic!("{pictures:#?}"));
+    assert!(
+        full[0].starts_with("2 VMs: ") && full[0].contains(" samples of instructions in 0."),
+        "{full:#?}"
+    );
+    assert_eq!(full[1].split_whitespace().collect::<Vec<_>>(), ["share", "VM", "command", "function"]);
+    // All columns are below their headings, functions of programs and of the kernel, those with most samples first.
+    let column = |name: &str| full[1].find(name).expect("it is a heading");
+    let shares: Vec<f64> = full[2..]
+        .iter()
+        .map(|line| {
+            assert!(["one ", "two "].contains(&&line[column("VM")..][..4]), "{full:#?}");
+            assert!(["[.] ", "[k] "].contains(&&line[column("function")..][..4]), "{full:#?}");
+            line[..6].trim().parse().expect("a share")
+        })
+        .collect();
+    assert!(shares.is_sorted_by(|one, next| one >= next), "{full:#?}");
+    let line = |vm: &str, command: &str, function: &str| {
+        full.iter()
+            .any(|line| line.split_whitespace().collect::<Vec<_>>()[1..] == [vm, command, "[.]", function])
+    };
+    assert!(line("one", "split", "seventy") && line("two", "track", "[track]"), "{full:#?}");
+}
+
 fn top_shows_the_functions_of_all_vms() {
     let done = RESULTS.of("top");
     let text = done.text();
-    let blocks: Vec<Vec<&str>> = text.split("\n\n").map(|block| block.lines().collect()).collect();
+    let [printed, _, after] = printed_and_drawn(&text);
+    let blocks: Vec<Vec<&str>> = printed.split("\n\n").map(|block| block.lines().collect()).collect();
     let [first, second, one_vm] = &blocks[..] else { panic!("{text}{}", done.err) };
     for block in [first, second] {
         assert!(
@@ -502,7 +556,7 @@ fn top_shows_the_functions_of_all_vms() {
     let said: Vec<&str> = done.err.lines().collect();
     assert!(said.iter().any(|line| line.contains("no VM of this user's runs here")), "{said:?}");
     assert_eq!(
-        (said.last(), text.lines().last(), done.status),
+        (said.last(), after.lines().last(), done.status),
         (Some(&"status 125"), Some("0"), 0),
         "{said:?}"
     );

@@ -11,26 +11,28 @@
 
 use std::fmt::Write;
 
+use memchr::memmem;
+use serde::{Deserialize, Serialize};
+
 /// Symbols of a kernel, in the order of their addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Symbols {
     symbols: Vec<Symbol>,
-    /// All names, one behind the other.
+    /// All names, one behind the other, each behind the letter of `nm` for its kind.
     names: String,
+    /// Where they were found.
+    tables: Tables,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Symbol {
     address: u64,
-    /// The letter of `nm` for its kind.
-    kind: char,
     /// Where its name ends in the names.
     end: usize,
 }
 
-/// Size of the tables in front of the tokens' and behind them, of which no kernel has more.
-pub const BEFORE: usize = 32 << 20;
-pub const BEHIND: usize = 16 << 20;
+/// Sizes of the tables in front of the tokens' and behind them: of a distribution's kernel, and of any.
+pub const SIZES: [[usize; 2]; 2] = [[6 << 20, 2 << 20], [32 << 20, 16 << 20]];
 /// What every table of tokens has: the digits.
 pub const DIGITS: &[u8] = b"0\x001\x002\x003\x004\x005\x006\x007\x008\x009\0";
 
@@ -42,14 +44,47 @@ const MAX_NAMES: usize = 64 << 20;
 const MAX_NAME: usize = 512;
 /// Maximum number of places at which names or markers are looked for that look like them and are none.
 const MAX_CANDIDATES: usize = 16;
+/// Maximum number of bytes of names that are looked at and made while tables are looked for in one memory: more than
+/// twice as many as the largest tables have, so that a guest cannot make the search long with what nearly fits.
+const MAX_EFFORT: usize = 256 << 20;
+/// Maximum number of names of one function that are looked at.
+const MAX_ALIASES: usize = 16;
 /// Number of names for each marker.
 const PER_MARKER: usize = 256;
+
+/// A function of a kernel or of a module.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Function {
+    /// Its first address, and the address behind it.
+    pub start: u64,
+    pub end: u64,
+    /// Its name, with that of the module.
+    pub name: String,
+}
+
+/// What a search for tables may still cost.
+#[derive(Debug)]
+pub struct Effort(usize);
+
+impl Default for Effort {
+    fn default() -> Self {
+        Self(MAX_EFFORT)
+    }
+}
+
+impl Effort {
+    /// Returns `None` if that is too much.
+    fn spend(&mut self, bytes: usize) -> Option<()> {
+        self.0 = self.0.checked_sub(bytes)?;
+        Some(())
+    }
+}
 
 impl Symbols {
     /// Reads the tables in a part of a memory, where the digits' tokens are at an offset. `address` is the kernel's
     /// address of the part, a multiple of 8.
-    pub fn read(bytes: &[u8], digits: usize, address: u64) -> Option<Self> {
-        [8, 4].into_iter().find_map(|alignment| Self::aligned(bytes, digits, address, alignment))
+    pub fn read(bytes: &[u8], digits: usize, address: u64, effort: &mut Effort) -> Option<Self> {
+        [8, 4].into_iter().find_map(|alignment| Self::aligned(bytes, digits, address, alignment, effort))
     }
 
     /// Returns whether the digits at an offset are those of a table of tokens.
@@ -57,51 +92,65 @@ impl Symbols {
         [8, 4].into_iter().any(|alignment| Tokens::around(bytes, digits, alignment).is_some())
     }
 
-    fn aligned(bytes: &[u8], digits: usize, address: u64, alignment: usize) -> Option<Self> {
+    fn aligned(
+        bytes: &[u8],
+        digits: usize,
+        address: u64,
+        alignment: usize,
+        effort: &mut Effort,
+    ) -> Option<Self> {
         let tokens = Tokens::around(bytes, digits, alignment)?;
         let names = Markers::before(bytes, tokens.start)
             .into_iter()
-            .find_map(|markers| markers.names(bytes, alignment))
-            .or_else(|| Markers::before_order(bytes, tokens.start, alignment))?;
-        let Names { start, count } = names;
+            .find_map(|markers| markers.names(bytes, alignment, effort))
+            .or_else(|| Markers::before_order(bytes, tokens.start, alignment, effort))?;
+        let Names { start, count, .. } = names;
         let behind = align(tokens.end, alignment)?;
         let offsets = Offsets::at(bytes, behind, count, alignment)
             .or_else(|| Offsets::before(bytes, start.checked_sub(16)?, count))
             .or_else(|| Offsets::from_their_places(bytes, behind, count, address))?;
-        let mut all = Self { symbols: Vec::with_capacity(count), names: String::new() };
+        let tables = Tables { address, names, tokens, offsets };
+        let (mut symbols, mut all) = (Vec::with_capacity(count), Vec::new());
         let mut at = start;
-        for offset in offsets.0 {
+        for number in 0..count {
             let (name, next) = encoded(bytes, at)?;
-            all.add(offset, name, &tokens)?;
+            let before = all.len();
+            tables.tokens.add_name(name, &mut all)?;
+            effort.spend(name.len() + all.len() - before)?;
+            if all.len() > MAX_NAMES {
+                return None;
+            }
+            symbols.push(Symbol { address: tables.offsets.address(bytes, number)?, end: all.len() });
             at = next;
         }
-        Some(all)
+        Some(Self { symbols, names: String::from_utf8(all).ok()?, tables })
     }
 
-    fn add(&mut self, address: u64, name: &[u8], tokens: &Tokens) -> Option<()> {
-        let mut characters = name.iter().flat_map(|token| tokens.of(*token)).map(|byte| match byte {
-            b'!'..=b'~' => char::from(*byte),
-            _ => '?',
-        });
-        let kind = characters.next()?;
-        self.names.extend(characters.take(MAX_NAME));
-        self.symbols.push(Symbol { address, kind, end: self.names.len() });
-        (self.names.len() <= MAX_NAMES).then_some(())
+    /// Returns where the kernel has them.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
     }
 
     /// Returns address, kind and name of each symbol.
     pub fn iter(&self) -> impl Iterator<Item = (u64, char, &str)> {
         let begins = [0].into_iter().chain(self.symbols.iter().map(|symbol| symbol.end));
-        let of = |(symbol, begin): (&Symbol, usize)| (symbol.address, symbol.kind, begin..symbol.end);
+        let of = |(symbol, begin): (&Symbol, usize)| (symbol.address, begin..symbol.end);
         self.symbols.iter().zip(begins).map(move |pair| {
-            let (address, kind, name) = of(pair);
-            (address, kind, &self.names[name])
+            let (address, name) = of(pair);
+            let (kind, name) = self.names[name].split_at(1);
+            (address, char::from(kind.as_bytes()[0]), name)
         })
     }
 
     /// Returns the address of the symbol with this name.
     pub fn address(&self, name: &str) -> Option<u64> {
-        self.iter().find(|(_, _, other)| *other == name).map(|(address, _, _)| address)
+        // Most names are part of few others, if any.
+        memmem::find_iter(self.names.as_bytes(), name).find_map(|start| {
+            let number = self.symbols.partition_point(|symbol| symbol.end <= start);
+            let symbol = self.symbols.get(number)?;
+            let begin = number.checked_sub(1).map_or(0, |before| self.symbols[before].end);
+            (begin + 1 == start && symbol.end == start + name.len()).then_some(symbol.address)
+        })
     }
 
     /// Returns the text that `/proc/kallsyms` has for these symbols.
@@ -114,17 +163,120 @@ impl Symbols {
     }
 }
 
+/// Where a kernel has the tables of its symbols, and what its names are made of. All else is read when it is asked for,
+/// so nothing of it is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tables {
+    /// The kernel's address of the part of the memory in which the others are.
+    pub address: u64,
+    names: Names,
+    tokens: Tokens,
+    offsets: Offsets,
+}
+
+impl Tables {
+    /// Returns the function at an address, which ends where the next symbol begins. `read` reads bytes at an offset
+    /// behind the tables' address. The guest may have written anything there since they were found.
+    pub fn function(&self, address: u64, read: &dyn Fn(usize, &mut [u8]) -> Option<()>) -> Option<Function> {
+        let number = |at: usize| {
+            let mut word = [0; 4];
+            read(at, &mut word)?;
+            Some(u32::from_le_bytes(word))
+        };
+        let of = |symbol: usize| {
+            let word = number(self.offsets.start.checked_add(4 * symbol)?)?;
+            Some(self.offsets.behind.address(symbol, word.cast_signed()))
+        };
+        let (mut low, mut high) = (0, self.names.count);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if of(middle)? <= address {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        // What is behind the last symbol is no function.
+        let (last, end) = (low.checked_sub(1)?, (low < self.names.count).then(|| of(low))??);
+        let start = of(last)?;
+        // Data may have the same address.
+        let aliases = (0..=last).rev().take(MAX_ALIASES).take_while(|symbol| of(*symbol) == Some(start));
+        let is_function = |name: &String| name.starts_with(['t', 'T', 'w', 'W']);
+        let mut named = aliases.filter_map(|symbol| self.name(symbol, &number, read));
+        let name = named.find(is_function)?.split_off(1);
+        (start <= address && address < end).then_some(Function { start, end, name })
+    }
+
+    /// Returns the letter of a symbol's kind and its name.
+    fn name(
+        &self,
+        symbol: usize,
+        number: &dyn Fn(usize) -> Option<u32>,
+        read: &dyn Fn(usize, &mut [u8]) -> Option<()>,
+    ) -> Option<String> {
+        /// Maximum size of the names of one marker.
+        const MAX_SIZE: usize = PER_MARKER * (MAX_NAME + 2);
+        let Names { start, count, markers } = self.names;
+        let group = symbol / PER_MARKER;
+        let marker = |group: usize| usize::try_from(number(markers.checked_add(4 * group)?)?).ok();
+        let first = start.checked_add(marker(group)?)?;
+        let is_last = (group + 1) * PER_MARKER >= count;
+        let behind = if is_last { markers } else { start.checked_add(marker(group + 1)?)? };
+        let mut bytes = vec![0; behind.checked_sub(first)?.min(MAX_SIZE)];
+        read(first, &mut bytes)?;
+        let mut at = 0;
+        for _ in 0..symbol % PER_MARKER {
+            (_, at) = encoded(&bytes, at)?;
+        }
+        let mut name = Vec::new();
+        self.tokens.add_name(encoded(&bytes, at)?.0, &mut name)?;
+        String::from_utf8(name).ok()
+    }
+}
+
 /// The table of tokens, and its index behind it.
-struct Tokens<'a> {
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Tokens {
     start: usize,
     /// Where the index ends.
     end: usize,
-    texts: Vec<&'a [u8]>,
+    tokens: Vec<Token>,
 }
 
-impl<'a> Tokens<'a> {
+/// A token, with `?` for what no name has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Token {
+    text: Vec<u8>,
+    /// The same, if it is not longer: so many bytes are copied faster than just those that there are.
+    wide: [u8; WIDTH],
+}
+
+const WIDTH: usize = 32;
+
+impl Token {
+    fn new(text: &[u8]) -> Self {
+        let printable = |byte: &u8| if byte.is_ascii_graphic() { *byte } else { b'?' };
+        let text: Vec<u8> = text.iter().map(printable).collect();
+        let mut wide = [b'?'; WIDTH];
+        let short = text.len().min(WIDTH);
+        wide[..short].copy_from_slice(&text[..short]);
+        Self { text, wide }
+    }
+
+    fn add_to(&self, to: &mut Vec<u8>) {
+        let end = to.len() + self.text.len();
+        if self.text.len() <= WIDTH {
+            to.extend_from_slice(&self.wide);
+            to.truncate(end);
+        } else {
+            to.extend_from_slice(&self.text);
+        }
+    }
+}
+
+impl Tokens {
     /// Finds the table that has the digits' tokens at an offset.
-    fn around(bytes: &'a [u8], digits: usize, alignment: usize) -> Option<Self> {
+    fn around(bytes: &[u8], digits: usize, alignment: usize) -> Option<Self> {
         /// Tokens in front of that of `0`, and the longest of these.
         const BEFORE_DIGITS: usize = b'0' as usize;
         const LONGEST: usize = 64;
@@ -144,7 +296,7 @@ impl<'a> Tokens<'a> {
         None
     }
 
-    fn at(bytes: &'a [u8], start: usize, alignment: usize) -> Option<Self> {
+    fn at(bytes: &[u8], start: usize, alignment: usize) -> Option<Self> {
         let mut texts = Vec::with_capacity(TOKENS);
         let mut at = start;
         for _ in 0..TOKENS {
@@ -163,11 +315,20 @@ impl<'a> Tokens<'a> {
             }
             begin += token.len() + 1;
         }
-        Some(Self { start, end, texts })
+        Some(Self { start, end, tokens: texts.into_iter().map(Token::new).collect() })
     }
 
-    fn of(&self, token: u8) -> &'a [u8] {
-        self.texts[usize::from(token)]
+    /// Adds the letter of a kind and a name that are stored as these tokens. Returns `None` if there is not even a letter.
+    fn add_name(&self, name: &[u8], to: &mut Vec<u8>) -> Option<()> {
+        let start = to.len();
+        for token in name {
+            self.tokens[usize::from(*token)].add_to(to);
+            if to.len() > start + MAX_NAME {
+                to.truncate(start + 1 + MAX_NAME);
+                break;
+            }
+        }
+        (to.len() > start).then_some(())
     }
 }
 
@@ -209,7 +370,7 @@ impl Markers {
 
     /// Finds the names in front of the markers that have the order of the names behind them, in front of the tokens:
     /// three bytes for each name.
-    fn before_order(bytes: &[u8], tokens: usize, alignment: usize) -> Option<Names> {
+    fn before_order(bytes: &[u8], tokens: usize, alignment: usize, effort: &mut Effort) -> Option<Names> {
         let lowest = tokens.saturating_sub(3 * MAX_SYMBOLS);
         let mut candidates = 0;
         let ends = (lowest.next_multiple_of(alignment)..tokens).rev();
@@ -223,7 +384,7 @@ impl Markers {
                     continue;
                 }
                 let Some(found) = Self::at(bytes, start, markers) else { continue };
-                let names = found.names(bytes, alignment).filter(|names| names.count == count);
+                let names = found.names(bytes, alignment, effort).filter(|names| names.count == count);
                 candidates += 1;
                 if names.is_some() || candidates == MAX_CANDIDATES {
                     return names;
@@ -234,22 +395,22 @@ impl Markers {
     }
 
     /// Finds the names in front of the markers, by their number, which is in front of them.
-    fn names(&self, bytes: &[u8], alignment: usize) -> Option<Names> {
+    fn names(&self, bytes: &[u8], alignment: usize, effort: &mut Effort) -> Option<Names> {
         let last = self.start.checked_sub(*self.markers.last()?)? / alignment * alignment;
         let first = last.saturating_sub(PER_MARKER * (MAX_NAME + 2)).max(alignment);
         let is_number = |start: usize| {
             let count = word(bytes, start - alignment).and_then(|count| usize::try_from(count).ok());
             let count = count.filter(|count| count.div_ceil(PER_MARKER) == self.markers.len())?;
             let is_padded = alignment == 4 || word(bytes, start - 4) == Some(0);
-            is_padded.then_some(Names { start, count })
+            is_padded.then_some(Names { start, count, markers: self.start })
         };
         let first = align(first, alignment)?;
         let candidates = (first..=last).step_by(alignment).filter_map(is_number).take(MAX_CANDIDATES);
-        candidates.into_iter().find(|names| self.fit(bytes, names))
+        candidates.into_iter().find(|names| self.fit(bytes, names, effort))
     }
 
     /// Returns whether the markers are those of these names, which end where the markers begin.
-    fn fit(&self, bytes: &[u8], names: &Names) -> bool {
+    fn fit(&self, bytes: &[u8], names: &Names, effort: &mut Effort) -> bool {
         let mut at = names.start;
         for number in 0..names.count {
             let marker = self.markers.get(number / PER_MARKER);
@@ -259,16 +420,21 @@ impl Markers {
             let Some((_, next)) = encoded(bytes, at).filter(|(_, next)| *next <= self.start) else {
                 return false;
             };
+            if effort.spend(next - at).is_none() {
+                return false;
+            }
             at = next;
         }
         self.start - at < 8
     }
 }
 
-/// The names, in tokens.
+/// The names, in tokens, and where their markers are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Names {
     start: usize,
     count: usize,
+    markers: usize,
 }
 
 /// Returns the tokens of the name at an offset, and where the next one is.
@@ -283,8 +449,35 @@ fn encoded(bytes: &[u8], at: usize) -> Option<(&[u8], usize)> {
     Some((bytes.get(start..end).filter(|name| !name.is_empty())?, end))
 }
 
-/// The symbols' addresses.
-struct Offsets(Vec<u64>);
+/// Where the symbols' addresses are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Offsets {
+    start: usize,
+    behind: Behind,
+}
+
+/// What an address is behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Behind {
+    /// Behind this one.
+    Base(u64),
+    /// Kernels whose variables of each CPU have absolute addresses have those as they are, and the others negative.
+    BaseIfNegative(u64),
+    /// Behind the places where the offsets are, of which this is the first.
+    Place(u64),
+}
+
+impl Behind {
+    /// Returns the address of a symbol.
+    fn address(self, symbol: usize, word: i32) -> u64 {
+        match (self, word) {
+            (Self::BaseIfNegative(_), 0..) => u64::from(word.cast_unsigned()),
+            (Self::BaseIfNegative(base), ..0) => base.wrapping_add(u64::from((-1 - word).cast_unsigned())),
+            (Self::Base(base), _) => base.wrapping_add(u64::from(word.cast_unsigned())),
+            (Self::Place(first), _) => first.wrapping_add(4 * symbol as u64).wrapping_add_signed(word.into()),
+        }
+    }
+}
 
 impl Offsets {
     /// Reads the offsets at a place, and the base behind them.
@@ -301,33 +494,38 @@ impl Offsets {
 
     /// Reads offsets behind their own places. `address` is that of the bytes.
     fn from_their_places(bytes: &[u8], start: usize, count: usize, address: u64) -> Option<Self> {
-        let (words, _) = bytes.get(start..start.checked_add(4 * count)?)?.as_chunks::<4>();
-        let first = address.wrapping_add(start as u64);
-        let places = (0..).step_by(4).map(|offset: u64| first.wrapping_add(offset));
-        let of = |(word, place): (&[u8; 4], u64)| place.wrapping_add_signed(i32::from_le_bytes(*word).into());
-        let addresses: Vec<u64> = words.iter().zip(places).map(of).collect();
-        let are_of_kernel = addresses.first().is_some_and(|address| address >> 47 == 0x1_ffff);
-        (are_of_kernel && addresses.is_sorted()).then_some(Self(addresses))
+        let behind = Behind::Place(address.wrapping_add(start as u64));
+        Self { start, behind }.checked(bytes, count, |first| first >> 47 == 0x1_ffff)
     }
 
     fn of(bytes: &[u8], start: usize, count: usize, base: usize) -> Option<Self> {
-        if count > MAX_SYMBOLS {
-            return None;
-        }
         let base = u64::from_le_bytes(bytes.get(base..)?.first_chunk::<8>().copied()?);
-        let (words, _) = bytes.get(start..start.checked_add(4 * count)?)?.as_chunks::<4>();
-        let words = || words.iter().map(|word| i32::from_le_bytes(*word));
-        // Kernels whose variables of each CPU have absolute addresses have those as they are, and the others negative.
-        let has_absolute = words().any(|word| word < 0);
-        let address = |word: i32| match word {
-            0.. if has_absolute => u64::from(word.cast_unsigned()),
-            ..0 if has_absolute => base.wrapping_add(u64::from((-1 - word).cast_unsigned())),
-            word => base.wrapping_add(u64::from(word.cast_unsigned())),
-        };
-        let addresses: Vec<u64> = words().map(address).collect();
+        let has_absolute = words(bytes, start, count)?.any(|word| word < 0);
+        let behind = if has_absolute { Behind::BaseIfNegative(base) } else { Behind::Base(base) };
         // The kernel is in the upper half.
-        (base >> 47 == 0x1_ffff && addresses.is_sorted()).then_some(Self(addresses))
+        Self { start, behind }.checked(bytes, count, |_| base >> 47 == 0x1_ffff)
     }
+
+    /// Returns these if the addresses ascend, and the first one is as it has to be.
+    fn checked(self, bytes: &[u8], count: usize, is_first: impl Fn(u64) -> bool) -> Option<Self> {
+        let addresses = || {
+            let numbered = words(bytes, self.start, count)?.enumerate();
+            Some(numbered.map(|(symbol, word)| self.behind.address(symbol, word)))
+        };
+        (is_first(addresses()?.next()?) && addresses()?.is_sorted()).then_some(self)
+    }
+
+    fn address(&self, bytes: &[u8], symbol: usize) -> Option<u64> {
+        let word = word(bytes, self.start.checked_add(4 * symbol)?)?;
+        Some(self.behind.address(symbol, word.cast_signed()))
+    }
+}
+
+/// Returns so many words, no more than there are symbols.
+fn words(bytes: &[u8], start: usize, count: usize) -> Option<impl Iterator<Item = i32> + '_> {
+    let end = start.checked_add(4 * count)?;
+    let (words, _) = bytes.get(start..end).filter(|_| count <= MAX_SYMBOLS)?.as_chunks::<4>();
+    Some(words.iter().map(|word| i32::from_le_bytes(*word)))
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u32> {
@@ -447,8 +645,9 @@ pub mod tests {
         let given: Vec<(i32, &str)> = all.iter().map(|(offset, name)| (*offset, name.as_str())).collect();
         for order in ALL {
             let (bytes, digits) = tables(&given, order);
-            assert_eq!(memchr::memmem::find(&bytes, DIGITS), Some(digits));
-            let symbols = Symbols::read(&bytes, digits, ADDRESS).unwrap_or_else(|| panic!("{order:?}"));
+            assert_eq!(memmem::find(&bytes, DIGITS), Some(digits));
+            let symbols = Symbols::read(&bytes, digits, ADDRESS, &mut Effort::default())
+                .unwrap_or_else(|| panic!("{order:?}"));
             assert_eq!(symbols.iter().count(), all.len());
             assert_eq!(symbols.address("sys_599"), Some(BASE + 599 * 16));
             assert_eq!(symbols.address(&"l".repeat(300)), Some(BASE + 50_000));
@@ -457,10 +656,63 @@ pub mod tests {
     }
 
     #[test]
+    fn functions_are_found_by_their_addresses_in_the_tables() {
+        let mut all = many();
+        // Data, and a function that begins where other data does.
+        all[300].1 = "dsys_300".into();
+        all[301].1 = "Talias".into();
+        all.insert(302, (all[301].0, "Dsys_302".into()));
+        let given: Vec<(i32, &str)> = all.iter().map(|(offset, name)| (*offset, name.as_str())).collect();
+        for order in ALL {
+            let (bytes, digits) = tables(&given, order);
+            let symbols =
+                Symbols::read(&bytes, digits, ADDRESS, &mut Effort::default()).expect("they are symbols");
+            let read = |offset: usize, into: &mut [u8]| {
+                into.copy_from_slice(bytes.get(offset..offset.checked_add(into.len())?)?);
+                Some(())
+            };
+            let at = |offset: u64| symbols.tables().function(BASE + offset, &read);
+            let function = |number: u64, name: &str| {
+                let start = BASE + 16 * number;
+                Some(Function { start, end: start + 16, name: name.into() })
+            };
+            for number in (0..599).filter(|number| !(300..=301).contains(number)) {
+                for offset in [0, 15] {
+                    let expected = function(number, &format!("sys_{number}"));
+                    assert_eq!(at(16 * number + offset), expected, "{order:?}");
+                }
+            }
+            assert_eq!(at(16 * 301 + 1), function(301, "alias"), "{order:?}");
+            // Data, what is in front of all symbols, and what is behind them.
+            assert_eq!(
+                [at(16 * 300), at(50_000), symbols.tables().function(BASE - 1, &read)],
+                [const { None }; 3]
+            );
+            // What a guest writes there later gives other names, or none.
+            let gone = |_: usize, into: &mut [u8]| {
+                into.fill(0xff);
+                Some(())
+            };
+            assert_eq!(symbols.tables().function(BASE, &gone), None);
+        }
+    }
+
+    #[test]
+    fn what_nearly_fits_again_and_again_has_an_end() {
+        let all = many();
+        let given: Vec<(i32, &str)> = all.iter().map(|(offset, name)| (*offset, name.as_str())).collect();
+        for order in ALL {
+            let (bytes, digits) = tables(&given, order);
+            assert_eq!(Symbols::read(&bytes, digits, ADDRESS, &mut Effort(1000)), None, "{order:?}");
+        }
+    }
+
+    #[test]
     fn variables_of_each_cpu_may_have_absolute_addresses() {
         let given = [(0x40, "Acurrent_task"), (-1, "T_text"), (-0x101, "Tstart_kernel")];
         let (bytes, digits) = tables(&given, Order::OffsetsFirst);
-        let symbols = Symbols::read(&bytes, digits, ADDRESS).expect("they are symbols");
+        let symbols =
+            Symbols::read(&bytes, digits, ADDRESS, &mut Effort::default()).expect("they are symbols");
         let found: Vec<_> = symbols.iter().collect();
         assert_eq!(
             found,
@@ -473,9 +725,10 @@ pub mod tests {
         let given = [(0, "T_text"), (16, "tan\x1b[2J\nother")];
         let (mut bytes, digits) = tables(&given, Order::OffsetsLast);
         // The tokens of control characters are `xy`: make one a line break and one an escape.
-        let at = memchr::memmem::find(&bytes, b"xy\0xy\0xy").expect("they are there");
+        let at = memmem::find(&bytes, b"xy\0xy\0xy").expect("they are there");
         bytes[at..at + 2].copy_from_slice(b"\n\x1b");
-        let text = Symbols::read(&bytes, digits, ADDRESS).expect("they are symbols").text();
+        let text =
+            Symbols::read(&bytes, digits, ADDRESS, &mut Effort::default()).expect("they are symbols").text();
         assert_eq!(text.lines().count(), 2, "{text:?}");
         assert!(!text.contains('\x1b'));
     }
@@ -494,8 +747,8 @@ pub mod tests {
                 let at = at.index(bytes.len());
                 bytes[at] = byte;
             }
-            let _ = Symbols::read(&bytes, digits, ADDRESS);
-            let _ = Symbols::read(&bytes[..cut.index(bytes.len())], digits, ADDRESS);
+            let _ = Symbols::read(&bytes, digits, ADDRESS, &mut Effort::default());
+            let _ = Symbols::read(&bytes[..cut.index(bytes.len())], digits, ADDRESS, &mut Effort::default());
         }
     }
 }

@@ -2,12 +2,14 @@
 //! is. The guest may have written anything there, and may change it at any time: what does not fit together is not
 //! there.
 
+use std::sync::Arc;
+
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::btf::{self, Types};
-use super::kallsyms::{BEFORE, BEHIND, DIGITS, Symbols};
+use super::kallsyms::{DIGITS, Effort, Function, SIZES, Symbols, Tables};
 use super::mappings::{Mappings, Region};
-use super::modules::{Module, Modules};
+use super::modules::{Listed, Module};
 use super::sample::{Mapping, Task};
 use crate::arch::{AddressSpace, Look, Unwinder};
 
@@ -36,8 +38,45 @@ pub struct GuestLinux {
     mappings: Option<Mappings>,
     /// Where it describes the page at address 0, and the size of a description.
     pages: Option<(u64, u64)>,
-    /// How its callers are found.
-    pub unwinder: Unwinder,
+    /// Where it lists its modules, if it says so.
+    modules: Option<Listed>,
+    /// How its callers are found, if that is wanted.
+    pub unwinder: Option<Unwinder>,
+}
+
+/// Names functions of a guest's kernel by what its memory says of them when it is asked.
+#[derive(Debug)]
+pub struct KernelFunctions {
+    tables: Tables,
+    linux: Option<Arc<GuestLinux>>,
+}
+
+impl KernelFunctions {
+    /// Names functions by these tables, and by the kernel's list of its modules.
+    pub fn new(tables: Tables, linux: Option<Arc<GuestLinux>>) -> Self {
+        Self { tables, linux }
+    }
+
+    /// Returns the functions at these addresses, as far as they have names.
+    pub fn at(&self, memory: &GuestMemoryMmap, addresses: &[u64]) -> Vec<Function> {
+        let start = self.tables.address.wrapping_sub(AddressSpace::OF_KERNEL);
+        let read = |offset: usize, bytes: &mut [u8]| {
+            memory.read_slice(bytes, GuestAddress(start.checked_add(offset as u64)?)).ok()
+        };
+        let (mut found, mut others) = (Vec::new(), Vec::new());
+        for address in addresses {
+            match self.tables.function(*address, &read) {
+                Some(function) => found.push(function),
+                None => others.push(*address),
+            }
+        }
+        if let Some(linux) = self.linux.as_ref().filter(|_| !others.is_empty()) {
+            let read = |address: u64, bytes: &mut [u8]| linux.space.read(memory, address, bytes);
+            let modules = linux.modules.as_ref().map(|listed| listed.read(&read));
+            found.extend(modules.into_iter().flat_map(|modules| modules.functions(&others, &read)));
+        }
+        found
+    }
 }
 
 /// A thread that a vCPU runs.
@@ -52,7 +91,7 @@ pub struct Running {
 
 /// Finds the kernel's symbols in a memory.
 pub fn symbols(memory: &GuestMemoryMmap) -> Option<Symbols> {
-    let (mut looks, mut attempts) = (0, 0);
+    let (mut looks, mut attempts, mut effort) = (0, 0, Effort::default());
     for region in memory.iter().filter(|region| region.start_addr().0 < SEARCHED) {
         let (start, end) = (region.start_addr().0, region.start_addr().0 + region.len());
         let mut at = start;
@@ -72,9 +111,12 @@ pub fn symbols(memory: &GuestMemoryMmap) -> Option<Symbols> {
                     continue;
                 }
                 attempts += 1;
-                let symbols = around(memory, start..end, digits, BEFORE, BEHIND, Symbols::read)?;
-                if symbols.is_some() {
-                    return symbols;
+                for [before, behind] in SIZES {
+                    let read = |bytes: &[u8], at, address| Symbols::read(bytes, at, address, &mut effort);
+                    let symbols = around(memory, start..end, digits, before, behind, read)?;
+                    if symbols.is_some() {
+                        return symbols;
+                    }
                 }
             }
             at += PART as u64;
@@ -102,8 +144,15 @@ fn around<T>(
 }
 
 impl GuestLinux {
-    /// Finds out how a kernel with these symbols says which thread a vCPU runs. `space` are the page tables of a vCPU.
-    pub fn find(symbols: &Symbols, space: AddressSpace, memory: &GuestMemoryMmap, vcpus: u8) -> Option<Self> {
+    /// Finds out how a kernel with these symbols says which thread a vCPU runs, and, if that is wanted, who called its
+    /// functions. `space` are the page tables of a vCPU.
+    pub fn find(
+        symbols: &Symbols,
+        space: AddressSpace,
+        memory: &GuestMemoryMmap,
+        vcpus: u8,
+        has_chains: bool,
+    ) -> Option<Self> {
         let symbol = |name: &str| symbols.address(name);
         let space = space.of_kernel(memory, symbol)?;
         let current = if Look::KNOWS_THREAD { Vec::new() } else { current(symbol, space, memory, vcpus)? };
@@ -111,6 +160,7 @@ impl GuestLinux {
         let types = Types::read(&types)?;
         let page = types.size("page").filter(|size| *size > 0);
         let offset = |member| types.offset("task_struct", member);
+        let modules = symbol("modules").and_then(|head| Listed::find(&types, head));
         Some(Self {
             space,
             current,
@@ -120,7 +170,8 @@ impl GuestLinux {
             stack: offset("stack")?,
             mappings: version(symbols, space, memory).and_then(|version| Mappings::find(&types, version)),
             pages: page.and_then(|size| Some((space.pages(memory, symbol, size)?, size))),
-            unwinder: unwinder(symbols, &types, space, memory),
+            unwinder: has_chains.then(|| unwinder(symbols, &types, modules.as_ref(), space, memory)),
+            modules,
         })
     }
 
@@ -143,6 +194,11 @@ impl GuestLinux {
             address: task,
             stack: u64::from_le_bytes(stack),
         })
+    }
+
+    /// Returns whether the callers of its functions are found.
+    pub fn has_callers(&self) -> bool {
+        self.unwinder.as_ref().is_some_and(Unwinder::is_known)
     }
 
     /// Returns whether it says which files its programs have mapped.
@@ -263,12 +319,18 @@ fn build_id_of(notes: &[u8]) -> Option<[u8; 20]> {
 }
 
 /// Returns how a kernel with these symbols and types keeps its callers.
-fn unwinder(symbols: &Symbols, types: &Types, space: AddressSpace, memory: &GuestMemoryMmap) -> Unwinder {
+fn unwinder(
+    symbols: &Symbols,
+    types: &Types,
+    modules: Option<&Listed>,
+    space: AddressSpace,
+    memory: &GuestMemoryMmap,
+) -> Unwinder {
     let symbol = |name: &str| symbols.address(name);
     let bit = |structure: &str, member: &str| types.bit(structure, member);
     let read = |address: u64, bytes: &mut [u8]| space.read(memory, address, bytes);
-    let modules = symbol("modules").and_then(|head| Modules::find(types, head, &read));
-    Unwinder::find(&symbol, &bit, &modules.map(|modules| modules.places()).unwrap_or_default(), &read)
+    let places = modules.map(|listed| listed.read(&read).places()).unwrap_or_default();
+    Unwinder::find(&symbol, &bit, &places, &read)
 }
 
 /// Returns the modules of a kernel, and the text that `/proc/kallsyms` has for their symbols.
@@ -281,7 +343,7 @@ pub fn modules(
     let space = space.of_kernel(memory, symbol)?;
     let types = types(symbols, space, memory)?;
     let read = |address: u64, bytes: &mut [u8]| space.read(memory, address, bytes);
-    let modules = Modules::find(&Types::read(&types)?, symbol("modules")?, &read)?;
+    let modules = Listed::find(&Types::read(&types)?, symbol("modules")?)?.read(&read);
     Some((modules.iter().cloned().collect(), modules.text(&read)))
 }
 

@@ -10,6 +10,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::btf::Types;
+use super::kallsyms::Function;
 use super::mappings::{Read, word};
 
 /// Maximum number of modules.
@@ -20,6 +21,8 @@ const MAX_SYMBOL: usize = 512;
 /// Maximum size of the tables of all modules' symbols together, and of the text that is made of them.
 const MAX_TABLES: usize = 64 << 20;
 const MAX_TEXT: usize = 64 << 20;
+/// Maximum size of the tables that are read to name some functions: a few times those of the largest module.
+const MAX_TABLES_OF_SOME: usize = 8 << 20;
 /// Maximum size of a module's code: on x86 all modules together have 1.5 GiB.
 const MAX_CODE: u64 = 1 << 30;
 /// A module that the kernel is still reading (`MODULE_STATE_UNFORMED`).
@@ -42,7 +45,7 @@ pub struct Module {
 }
 
 /// Where a kernel has what is known of a module.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Layout {
     /// Of a module.
     list: u64,
@@ -109,6 +112,34 @@ impl Layout {
     }
 }
 
+/// Where a kernel has the list of its modules.
+#[derive(Debug)]
+pub struct Listed {
+    layout: Layout,
+    head: u64,
+}
+
+impl Listed {
+    /// Finds out how a kernel with these types describes its modules. `head` is the address of its list of them.
+    pub fn find(types: &Types, head: u64) -> Option<Self> {
+        Layout::find(types).map(|layout| Self { layout, head })
+    }
+
+    /// Reads the list as it is now.
+    pub fn read(&self, read: &Read) -> Modules {
+        let Self { layout, head } = self;
+        let mut found = Vec::new();
+        let mut next = word(read, *head);
+        for _ in 0..MAX_MODULES {
+            let Some(link) = next.filter(|link| link != head) else { break };
+            let address = link.wrapping_sub(layout.list);
+            found.extend(layout.module(read, address).map(|module| (address, module)));
+            next = word(read, link);
+        }
+        Modules { layout: layout.clone(), found }
+    }
+}
+
 /// Modules of a kernel.
 #[derive(Debug)]
 pub struct Modules {
@@ -118,23 +149,6 @@ pub struct Modules {
 }
 
 impl Modules {
-    /// Finds the modules of a kernel with these types. `head` is the address of its list of modules.
-    pub fn find(types: &Types, head: u64, read: &Read) -> Option<Self> {
-        Layout::find(types).map(|layout| Self::listed(layout, head, read))
-    }
-
-    fn listed(layout: Layout, head: u64, read: &Read) -> Self {
-        let mut found = Vec::new();
-        let mut next = word(read, head);
-        for _ in 0..MAX_MODULES {
-            let Some(link) = next.filter(|link| *link != head) else { break };
-            let address = link.wrapping_sub(layout.list);
-            found.extend(layout.module(read, address).map(|module| (address, module)));
-            next = word(read, link);
-        }
-        Self { layout, found }
-    }
-
     /// Returns the modules.
     pub fn iter(&self) -> impl Iterator<Item = &Module> {
         self.found.iter().map(|(_, module)| module)
@@ -166,32 +180,96 @@ impl Modules {
         left: &mut usize,
         text: &mut String,
     ) -> Option<()> {
-        let symbols = word(read, address.wrapping_add(self.layout.symbols))?;
-        let member = |offset| word(read, symbols.wrapping_add(offset));
-        let count = usize::try_from(number(read, symbols.wrapping_add(self.layout.count))?).ok()?;
-        let table = some(read, member(self.layout.table)?, count.checked_mul(SYMBOL)?, left);
-        let kinds = some(read, member(self.layout.kinds)?, count, left);
-        let (table, _) = table.as_chunks::<SYMBOL>();
-        let name_of = |symbol: &[u8; SYMBOL]| {
-            usize::try_from(u32::from_le_bytes(*symbol.first_chunk().expect("it is longer"))).ok()
-        };
-        let longest = table.iter().filter_map(name_of).max()?;
-        let names = some(read, member(self.layout.names)?, longest.checked_add(MAX_SYMBOL)?, left);
-        for (symbol, kind) in table.iter().zip(kinds) {
+        let tables = SymbolTables::read(&self.layout, read, address, left)?;
+        for (value, kind, name) in tables.iter() {
             if text.len() >= MAX_TEXT {
                 break;
             }
-            let rest = name_of(symbol).and_then(|at| names.get(at..)).unwrap_or_default();
-            let of_name = rest.iter().take(MAX_SYMBOL).take_while(|byte| **byte != 0);
-            let name: String = of_name.map(|byte| printable(*byte)).collect();
-            if !name.is_empty() {
-                let value = u64::from_le_bytes(*symbol[VALUE..].first_chunk().expect("it is longer"));
-                let kind = printable(kind).to_ascii_lowercase();
-                let _ = writeln!(text, "{value:016x} {kind} {name}\t[{}]", module.name);
-            }
+            let name: String = name.iter().map(|byte| printable(*byte)).collect();
+            let kind = printable(kind).to_ascii_lowercase();
+            let _ = writeln!(text, "{value:016x} {kind} {name}\t[{}]", module.name);
         }
         Some(())
     }
+
+    /// Returns the functions at these addresses. Each ends where the next symbol of the module begins, or with its code.
+    /// What is before the first has the module's name.
+    pub fn functions(&self, addresses: &[u64], read: &Read) -> Vec<Function> {
+        let (mut functions, mut left) = (Vec::new(), MAX_TABLES_OF_SOME);
+        for (address, module) in &self.found {
+            let code = module.start..module.start + module.len;
+            let mut within = addresses.iter().filter(|address| code.contains(address)).peekable();
+            if within.peek().is_none() {
+                continue;
+            }
+            let tables = SymbolTables::read(&self.layout, read, *address, &mut left).unwrap_or_default();
+            let mut symbols: Vec<_> = tables.iter().filter(|(value, ..)| code.contains(value)).collect();
+            // A function's name, if data has the same address.
+            symbols.sort_by_key(|(value, kind, _)| (*value, is_of_function(*kind)));
+            functions.extend(within.filter_map(|address| function(*address, &symbols, code.clone(), module)));
+        }
+        functions
+    }
+}
+
+/// Returns the function of a module at an address. `symbols` are those in its code, in their order.
+fn function(
+    address: u64,
+    symbols: &[(u64, u8, &[u8])],
+    code: Range<u64>,
+    module: &Module,
+) -> Option<Function> {
+    let behind = symbols.partition_point(|(value, ..)| *value <= address);
+    let end = symbols.get(behind).map_or(code.end, |(value, ..)| *value);
+    let of_module = format!("[{}]", module.name);
+    let Some((start, kind, name)) = behind.checked_sub(1).map(|last| symbols[last]) else {
+        return Some(Function { start: code.start, end, name: of_module });
+    };
+    let name: String = name.iter().map(|byte| printable(*byte)).collect();
+    is_of_function(kind).then(|| Function { start, end, name: format!("{name} {of_module}") })
+}
+
+/// Returns whether a symbol's letter is that of a function.
+fn is_of_function(kind: u8) -> bool {
+    matches!(kind, b't' | b'T' | b'w' | b'W')
+}
+
+/// Symbols of a module.
+#[derive(Default)]
+struct SymbolTables {
+    table: Vec<u8>,
+    kinds: Vec<u8>,
+    names: Vec<u8>,
+}
+
+impl SymbolTables {
+    /// Reads those of the module with a description at this address.
+    fn read(layout: &Layout, read: &Read, address: u64, left: &mut usize) -> Option<Self> {
+        let symbols = word(read, address.wrapping_add(layout.symbols))?;
+        let member = |offset| word(read, symbols.wrapping_add(offset));
+        let count = usize::try_from(number(read, symbols.wrapping_add(layout.count))?).ok()?;
+        let table = some(read, member(layout.table)?, count.checked_mul(SYMBOL)?, left);
+        let kinds = some(read, member(layout.kinds)?, count, left);
+        let longest = table.as_chunks().0.iter().filter_map(name_of).max()?;
+        let names = some(read, member(layout.names)?, longest.checked_add(MAX_SYMBOL)?, left);
+        Some(Self { table, kinds, names })
+    }
+
+    /// Returns value, kind and name of each symbol that has a name.
+    fn iter(&self) -> impl Iterator<Item = (u64, u8, &[u8])> {
+        self.table.as_chunks().0.iter().zip(&self.kinds).filter_map(|(symbol, kind)| {
+            let rest = self.names.get(name_of(symbol)?..)?;
+            let rest = &rest[..rest.len().min(MAX_SYMBOL)];
+            let name = &rest[..memchr::memchr(0, rest).unwrap_or(rest.len())];
+            let value = u64::from_le_bytes(*symbol[VALUE..].first_chunk().expect("it is longer"));
+            (!name.is_empty()).then_some((value, *kind, name))
+        })
+    }
+}
+
+/// Returns where a symbol's name is.
+fn name_of(symbol: &[u8; SYMBOL]) -> Option<usize> {
+    usize::try_from(u32::from_le_bytes(*symbol.first_chunk().expect("it is longer"))).ok()
 }
 
 /// Reads so many bytes, as far as they are in memory and as `left` allows.
@@ -305,7 +383,7 @@ mod tests {
     }
 
     fn find(memory: &[u8]) -> Modules {
-        Modules::listed(layout(), BASE + HEAD as u64, &reader(memory))
+        Listed { layout: layout(), head: BASE + HEAD as u64 }.read(&reader(memory))
     }
 
     #[test]
@@ -316,6 +394,26 @@ mod tests {
         assert_eq!(modules.iter().collect::<Vec<_>>(), [&fuse]);
         let expected = "ffffffffc0000000 t read\t[fuse]\nffffffffc0000010 t wri??e\t[fuse]\n";
         assert_eq!(modules.text(&reader(&memory)), expected);
+    }
+
+    #[test]
+    fn functions_of_modules_are_found_by_their_addresses() {
+        let memory = kernel();
+        let modules = find(&memory);
+        let at = |address| modules.functions(&[address], &reader(&memory)).pop();
+        let function = |start, end, name: &str| Some(Function { start, end, name: name.into() });
+        assert_eq!(at(BASE + 0xf), function(BASE, BASE + 0x10, "read [fuse]"));
+        assert_eq!(at(BASE + 0x10), function(BASE + 0x10, BASE + 0x2000, "wri??e [fuse]"));
+        assert_eq!([BASE - 1, BASE + 0x2000].map(at), [None, None]);
+        // Data has no function, and code in front of all symbols has the module's name.
+        let mut memory = memory;
+        memory[KINDS + 2] = b'd';
+        write(&mut memory, TABLE + SYMBOL + VALUE, &[BASE + 8]);
+        let modules = find(&memory);
+        let at = |address| modules.functions(&[address], &reader(&memory)).pop();
+        assert_eq!(at(BASE + 7), function(BASE, BASE + 8, "[fuse]"));
+        assert_eq!(at(BASE + 8), function(BASE + 8, BASE + 0x10, "read [fuse]"));
+        assert_eq!(at(BASE + 0x10), None);
     }
 
     #[test]
@@ -347,6 +445,9 @@ mod tests {
             let modules = find(&memory);
             let text = modules.text(&reader(&memory));
             prop_assert!(text.chars().all(|c| c.is_ascii_graphic() || matches!(c, ' ' | '\t' | '\n')));
+            for Function { start, end, name } in modules.functions(&[BASE, BASE + 0x1fff], &reader(&memory)) {
+                prop_assert!(start < end && name.chars().all(|c| matches!(c, ' '..='~')));
+            }
         }
     }
 }

@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tally_machine::kvm::MAX_CPUS;
-use tally_machine::{MAX_MODULE_NAME, MAX_MODULES, Module, VcpuReport, is_of_name};
+use tally_machine::{Function, MAX_MODULE_NAME, MAX_MODULES, Module, VcpuReport, is_of_name};
 
 use crate::protocol::message::Answer;
 use crate::protocol::printable::{short, shorter};
-use crate::protocol::recording::{MAX_PART, Samples, SymbolsPart};
+use crate::protocol::recording::{Functions, MAX_ADDRESSES, MAX_PART, Samples, SymbolsPart};
 use crate::protocol::status::{Hardware, VcpuStatus, VmStatus};
 
 const MAX_VCPUS: usize = MAX_CPUS as usize;
@@ -16,7 +16,7 @@ const MAX_VCPUS: usize = MAX_CPUS as usize;
 const MAX_COUNTERS: usize = 64;
 /// Maximum number of the counts that KVM keeps of a vCPU.
 const MAX_KVM_COUNTS: usize = 512;
-/// Maximum length of the name of an event or of a count of KVM's, in characters.
+/// Maximum length of the name of an event, a function or a count of KVM's, in characters.
 const MAX_NAME: usize = 200;
 
 /// Maximum number of files that come with a sample, and length of the path of one.
@@ -48,6 +48,12 @@ impl Answer {
                 at_most(MAX_MODULES, modules.len(), "more modules")?;
                 let modules = modules.into_iter().map(limited_module).collect();
                 Self::Symbols(SymbolsPart { text: text.lines().map(line).collect(), modules, more })
+            }
+            Self::Functions(Functions { found }) => {
+                at_most(MAX_ADDRESSES, found.len(), "more functions than addresses")?;
+                let limited =
+                    |function: Function| Function { name: shorter(&function.name, MAX_NAME), ..function };
+                Self::Functions(Functions { found: found.into_iter().map(limited).collect() })
             }
             other @ (Self::Policy(_)
             | Self::Snapshot(_)

@@ -4,25 +4,28 @@ use std::sync::Arc;
 
 use log::info;
 use tally_machine::{
-    GuestLinux, GuestRam, RecordError, Recording, SamplingPlan, Symbols, VcpuHandles, build_id, modules,
-    symbols,
+    GuestLinux, GuestRam, KernelFunctions, RecordError, Recording, SamplingPlan, Symbols, VcpuHandles,
+    build_id, modules, symbols,
 };
 use vpmu::event::{Event, GenericEvent};
 use vpmu_perf::{HostPmu, Sampling};
 
 use crate::protocol::message::Answer;
 use crate::protocol::recording::{
-    Begun, MAX_PART, MAX_WORDS, RecordOptions, SampleRate, SampledEvent, Samples, SymbolsPart, WhyClock,
+    Begun, Functions, MAX_ADDRESSES, MAX_PART, MAX_WORDS, RecordOptions, SampleRate, SampledEvent, Samples,
+    SymbolsPart, WhyClock,
 };
 
 /// State that is kept for a client that records.
 #[derive(Default)]
 pub struct RecordingSession {
-    /// The symbols, once they were found.
+    /// The symbols, from when they were found until a recording begins.
     symbols: Option<Symbols>,
-    /// Their text.
+    /// Their text, for as long.
     text: String,
     recording: Option<Recording>,
+    /// Names the kernel's functions, if they have names.
+    functions: Option<KernelFunctions>,
 }
 
 impl RecordingSession {
@@ -74,14 +77,16 @@ impl RecordingSession {
         if self.recording.is_some() {
             return Err("this client records it already".to_owned());
         }
-        if self.symbols.is_none() {
-            self.symbols = symbols(&memory.mapped);
-        }
-        let symbols = self.symbols.as_ref();
+        // They are large, and there may be many VMs.
+        self.text = String::new();
+        let symbols = self.symbols.take().or_else(|| symbols(&memory.mapped));
+        let symbols = symbols.as_ref();
         let kernel = symbols.zip(vcpus.address_space());
-        let linux =
-            kernel.and_then(|(symbols, space)| GuestLinux::find(symbols, space, &memory.mapped, cpus));
+        let linux = kernel.and_then(|(symbols, space)| {
+            GuestLinux::find(symbols, space, &memory.mapped, cpus, options.chains)
+        });
         let linux = linux.map(Arc::new);
+        self.functions = symbols.map(|symbols| KernelFunctions::new(symbols.tables().clone(), linux.clone()));
         let begin = |event| {
             let rate = options.rate.of_perf();
             let plan = SamplingPlan { event, filter, rate, has_chains: options.chains };
@@ -106,10 +111,11 @@ impl RecordingSession {
         Ok(Answer::Recording(Begun {
             kind,
             config,
+            has_functions: symbols.is_some(),
             has_processes: linux.is_some(),
             has_mappings: linux.as_ref().is_some_and(|linux| linux.has_mappings()),
             clock,
-            has_kernel_chains: options.chains && linux.is_some_and(|linux| linux.unwinder.is_known()),
+            has_kernel_chains: linux.is_some_and(|linux| linux.has_callers()),
             build_id: kernel.and_then(|(symbols, space)| build_id(symbols, space, &memory.mapped)),
         }))
     }
@@ -119,6 +125,16 @@ impl RecordingSession {
         let Some(recording) = &self.recording else { return none() };
         let (samples, lost, more) = recording.take(MAX_WORDS);
         Answer::Samples(Samples { taken: samples, lost, more })
+    }
+
+    /// Returns the functions of the kernel at these addresses.
+    pub fn functions(&self, memory: &GuestRam, addresses: &[u64]) -> Answer {
+        if self.recording.is_none() {
+            return none();
+        }
+        let addresses = &addresses[..addresses.len().min(MAX_ADDRESSES)];
+        let found = self.functions.as_ref().map(|functions| functions.at(&memory.mapped, addresses));
+        Answer::Functions(Functions { found: found.unwrap_or_default() })
     }
 
     /// Ends the recording.

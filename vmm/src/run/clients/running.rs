@@ -209,7 +209,9 @@ impl ServedVm for Running {
             Request::Switch(wanted) => self.switch(&wanted),
             Request::Policy(change) => self.change(&change),
             Request::Log(text) => self.log(text.as_deref()),
-            Request::Record(_) | Request::Symbols(_) | Request::Samples if !self.may_be_recorded() => {
+            Request::Record(_) | Request::Symbols(_) | Request::Functions(_) | Request::Samples
+                if !self.may_be_recorded() =>
+            {
                 // The policy may have changed since it began.
                 session.recording = RecordingSession::default();
                 Answer::Error("its policy forbids that: `record = false`".to_owned())
@@ -218,6 +220,7 @@ impl ServedVm for Running {
                 session.recording.begin(&options, &self.vcpus, self.about.cpus, self.host, &self.memory)
             }
             Request::Symbols(from) => session.recording.symbols(&self.memory, &self.vcpus, from),
+            Request::Functions(addresses) => session.recording.functions(&self.memory, &addresses),
             Request::Samples => session.recording.samples(),
             Request::StopRecording => session.recording.stop(),
             Request::Snapshot { .. } | Request::End => {

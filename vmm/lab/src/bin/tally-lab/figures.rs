@@ -9,7 +9,7 @@ use guest_images::{Progress, Suite};
 use tally_lab::figures;
 use tally_lab::figures::boot::Completed;
 use tally_lab::figures::commands::{Cost, Hello};
-use tally_lab::figures::fleet::{CPUS, GUEST_MIB, GUESTS, Look};
+use tally_lab::figures::fleet::{BUSY, CPUS, GUEST_MIB, GUESTS, Look, Top};
 use tally_lab::figures::net::Transfer;
 use tally_lab::figures::pmu::{Programs, UNCONFINED};
 use tally_lab::figures::shares::{MONITORS, Measured as MeasuredWork, Monitor, WORKS};
@@ -176,6 +176,22 @@ fn fleet(progress: &mut Progress) -> Result<String> {
         writeln!(table, "| `{command}`: instructions, virtual time | {millions} M, {seconds:.3} s |")
             .expect("writing to a string cannot fail");
     }
+    let Top { first, later, seconds, of_vm, .. } = figures.top;
+    let tenths = |instructions: u64| {
+        let tenths = instructions.div_ceil(100_000);
+        format!("{}.{} M", tenths / 10, tenths % 10)
+    };
+    writeln!(
+        table,
+        "| `tally top`, {BUSY} of them work: instructions, virtual time until its first block of a second | {}, {seconds:.3} s |\n\
+         | the same: instructions for each later block | {} |\n\
+         | what a VM that sleeps executes for it until then, and for each later block | {}, {} |",
+        tenths(first),
+        tenths(later),
+        tenths(of_vm[0]),
+        tenths(of_vm[1]),
+    )
+    .expect("writing to a string cannot fail");
     Ok(table)
 }
 

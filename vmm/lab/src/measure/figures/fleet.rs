@@ -10,6 +10,11 @@ use crate::error::Result;
 use crate::scenario::Scenario;
 
 pub const GUESTS: usize = 100;
+/// Guests that work while `tally top` runs.
+pub const BUSY: usize = 4;
+/// Blocks of `tally top`, and seconds between two of them.
+const BLOCKS: u64 = 6;
+const INTERVAL: u32 = 1;
 pub const CPUS: u32 = 16;
 pub const GUEST_MIB: u32 = 256;
 const HOST_MIB: u32 = 8 << 10;
@@ -30,6 +35,24 @@ pub struct Figures {
     pub silent: Option<u64>,
     /// VMs whose metrics there were.
     pub with_metrics: usize,
+    /// Costs of `tally top` while some of the guests work.
+    pub top: Top,
+}
+
+/// Cost of `tally top` over all guests, [`BUSY`] of which work.
+#[derive(Debug, Default)]
+pub struct Top {
+    /// Number of VMs that a block is about, by each run.
+    pub vms: Vec<usize>,
+    /// Lines that name a function of a guest's kernel.
+    pub named: usize,
+    /// Instructions that it executes until its first block, and for each later one, in the kernel too.
+    pub first: u64,
+    pub later: u64,
+    /// Virtual time from its start to its first block.
+    pub seconds: f64,
+    /// Instructions that a VM which sleeps executes on the host meanwhile, until the first block and for each later one.
+    pub of_vm: [u64; 2],
 }
 
 /// Cost of looking at all guests.
@@ -98,6 +121,21 @@ awk -F, '
 echo silent $(awk '/^tally_silent_machines/ {{ print $2 }}' metrics)
 echo metrics $(grep -c '^tally_machine_info' metrics)
 kill $server
+for number in $(seq {BUSY}); do
+    kill $(./tally list | awk -v name=guest$number '$2 == name {{ print $1 }}')
+    guest --name busy$number -- sh -c 'while :; do ls / >/dev/null; done' &
+done
+until [ $(./tally list | grep -c busy) = {BUSY} ]; do sleep 0.2; done
+sleeps=$(./tally list | awk '$2 == \"guest{GUESTS}\" {{ print $1 }}')
+sleep 1
+top() {{
+    perf stat -x, -o of_vm -e instructions:H -p $sleeps -- \
+        perf stat -x, -o counts -e instructions,duration_time ./tally top --interval {INTERVAL} --count $1 >said || exit 1
+    echo top $(awk -F, '/instructions/ {{ print $1 }}' counts of_vm) $(awk -F, '/duration_time/ {{ print $1 }}' counts) \
+        $(awk '/ VMs: / {{ print $1; exit }}' said) $(grep -c '\\[k\\] [a-z]' said)
+}}
+top 1
+top {BLOCKS}
 exit 0
 "
     )
@@ -105,6 +143,7 @@ exit 0
 
 fn read(text: &str) -> Option<Figures> {
     let mut figures = Figures::default();
+    let mut runs = Vec::new();
     for line in text.lines() {
         let (word, rest) = line.split_once(' ')?;
         match word {
@@ -125,8 +164,23 @@ fn read(text: &str) -> Option<Figures> {
             }
             "silent" => figures.silent = rest.parse().ok(),
             "metrics" => figures.with_metrics = rest.parse().ok()?,
+            "top" => {
+                let numbers: Vec<u64> =
+                    rest.split(' ').map(|word| word.parse().ok()).collect::<Option<_>>()?;
+                runs.push(<[u64; 5]>::try_from(numbers).ok()?);
+            }
             _ => return None,
         }
     }
+    let [one, more] = runs[..] else { return None };
+    let later = |number: usize| more[number].saturating_sub(one[number]) / (BLOCKS - 1);
+    figures.top = Top {
+        vms: [one, more].map(|run| usize::try_from(run[3]).unwrap_or(0)).to_vec(),
+        named: usize::try_from(more[4]).unwrap_or(0),
+        first: one[0],
+        later: later(0),
+        seconds: Duration::from_nanos(one[2]).as_secs_f64(),
+        of_vm: [one[1], later(1)],
+    };
     Some(figures)
 }
