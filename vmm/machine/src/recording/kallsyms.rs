@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 /// Symbols of a kernel, in the order of their addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Symbols {
-    symbols: Vec<Symbol>,
+    entries: Vec<Symbol>,
     /// All names, one behind the other, each behind the letter of `nm` for its kind.
     names: String,
     /// Where they were found.
@@ -110,7 +110,7 @@ impl Symbols {
             .or_else(|| Offsets::before(bytes, start.checked_sub(16)?, count))
             .or_else(|| Offsets::from_their_places(bytes, behind, count, address))?;
         let tables = Tables { address, names, tokens, offsets };
-        let (mut symbols, mut all) = (Vec::with_capacity(count), Vec::new());
+        let (mut entries, mut all) = (Vec::with_capacity(count), Vec::new());
         let mut at = start;
         for number in 0..count {
             let (name, next) = encoded(bytes, at)?;
@@ -120,10 +120,10 @@ impl Symbols {
             if all.len() > MAX_NAMES {
                 return None;
             }
-            symbols.push(Symbol { address: tables.offsets.address(bytes, number)?, end: all.len() });
+            entries.push(Symbol { address: tables.offsets.address(bytes, number)?, end: all.len() });
             at = next;
         }
-        Some(Self { symbols, names: String::from_utf8(all).ok()?, tables })
+        Some(Self { entries, names: String::from_utf8(all).ok()?, tables })
     }
 
     /// Returns where the kernel has them.
@@ -133,9 +133,9 @@ impl Symbols {
 
     /// Returns address, kind and name of each symbol.
     pub fn iter(&self) -> impl Iterator<Item = (u64, char, &str)> {
-        let begins = [0].into_iter().chain(self.symbols.iter().map(|symbol| symbol.end));
+        let begins = [0].into_iter().chain(self.entries.iter().map(|symbol| symbol.end));
         let of = |(symbol, begin): (&Symbol, usize)| (symbol.address, begin..symbol.end);
-        self.symbols.iter().zip(begins).map(move |pair| {
+        self.entries.iter().zip(begins).map(move |pair| {
             let (address, name) = of(pair);
             let (kind, name) = self.names[name].split_at(1);
             (address, char::from(kind.as_bytes()[0]), name)
@@ -146,9 +146,9 @@ impl Symbols {
     pub fn address(&self, name: &str) -> Option<u64> {
         // Most names are part of few others, if any.
         memmem::find_iter(self.names.as_bytes(), name).find_map(|start| {
-            let number = self.symbols.partition_point(|symbol| symbol.end <= start);
-            let symbol = self.symbols.get(number)?;
-            let begin = number.checked_sub(1).map_or(0, |before| self.symbols[before].end);
+            let number = self.entries.partition_point(|symbol| symbol.end <= start);
+            let symbol = self.entries.get(number)?;
+            let begin = number.checked_sub(1).map_or(0, |before| self.entries[before].end);
             (begin + 1 == start && symbol.end == start + name.len()).then_some(symbol.address)
         })
     }
@@ -240,7 +240,7 @@ struct Tokens {
     start: usize,
     /// Where the index ends.
     end: usize,
-    tokens: Vec<Token>,
+    texts: Vec<Token>,
 }
 
 /// A token, with `?` for what no name has.
@@ -301,7 +301,7 @@ impl Tokens {
         let mut at = start;
         for _ in 0..TOKENS {
             let rest = bytes.get(at..)?;
-            let len = rest.iter().take(MAX_NAME).position(|byte| *byte == 0)?;
+            let len = memchr::memchr(0, &rest[..rest.len().min(MAX_NAME)])?;
             texts.push(&rest[..len]);
             at += len + 1;
         }
@@ -315,14 +315,14 @@ impl Tokens {
             }
             begin += token.len() + 1;
         }
-        Some(Self { start, end, tokens: texts.into_iter().map(Token::new).collect() })
+        Some(Self { start, end, texts: texts.into_iter().map(Token::new).collect() })
     }
 
     /// Adds the letter of a kind and a name that are stored as these tokens. Returns `None` if there is not even a letter.
     fn add_name(&self, name: &[u8], to: &mut Vec<u8>) -> Option<()> {
         let start = to.len();
         for token in name {
-            self.tokens[usize::from(*token)].add_to(to);
+            self.texts[usize::from(*token)].add_to(to);
             if to.len() > start + MAX_NAME {
                 to.truncate(start + 1 + MAX_NAME);
                 break;

@@ -11,9 +11,9 @@ use crate::scenario::Scenario;
 
 pub const GUESTS: usize = 100;
 /// Guests that work while `tally top` runs.
-pub const BUSY: usize = 4;
+pub const BUSY: usize = 2;
 /// Blocks of `tally top`, and seconds between two of them.
-const BLOCKS: u64 = 6;
+const BLOCKS: u64 = 3;
 const INTERVAL: u32 = 1;
 pub const CPUS: u32 = 16;
 pub const GUEST_MIB: u32 = 256;
