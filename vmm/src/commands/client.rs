@@ -358,11 +358,20 @@ impl Vm {
 
     /// Returns the symbols of the guest's kernel and of its modules.
     pub fn symbols(&mut self) -> Result<GuestSymbols, ClientError> {
+        self.parts(Request::Symbols)
+    }
+
+    /// Returns the modules that the guest's kernel has now and their symbols, while the VM is sampled.
+    pub fn modules(&mut self) -> Result<GuestSymbols, ClientError> {
+        self.parts(Request::Modules)
+    }
+
+    fn parts(&mut self, request: fn(usize) -> Request) -> Result<GuestSymbols, ClientError> {
         let (mut symbols, mut asked) = (GuestSymbols::default(), 0);
         let until = Instant::now() + SYMBOLS_TIMEOUT;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let Answer::Symbols(part) = self.ask_within(left, &Request::Symbols(asked))? else {
+            let Answer::Symbols(part) = self.ask_within(left, &request(asked))? else {
                 return Err(unexpected(self.about.pid));
             };
             if part.more && part.text.is_empty() {

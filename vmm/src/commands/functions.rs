@@ -251,6 +251,13 @@ impl Functions {
         }
     }
 
+    /// Adds the functions of modules.
+    pub fn add_modules(&mut self, symbols: &GuestSymbols) {
+        let mut functions = std::mem::take(&mut self.kernel).0;
+        functions.extend(Symbols::of_kernel(symbols).0);
+        self.kernel = Symbols::new(functions);
+    }
+
     /// Returns the name of a sample's thread, or else the address of its page tables.
     pub fn command(sample: &Sample) -> String {
         sample.task.as_ref().map_or_else(|| format!("cr3-{:x}", sample.table), |task| name(&task.name))
@@ -422,6 +429,18 @@ ffffffffc2000000 t gone\t[gone]
         assert_eq!([0, 0x1f, 0xfff, 0x100_0fff].map(&mut of_module), expected);
         // Data of a module, between modules, and a module that is not in the list.
         assert_eq!([0x1000, 0x8000, 0x101_0000, 0x200_0000].map(&mut of_module), [UNKNOWN; 4]);
+    }
+
+    #[test]
+    fn functions_of_a_module_that_is_loaded_later_are_named_as_well() {
+        let mut functions = Functions::new(kernel(), true);
+        let at = |address: u64| sample(false, 0xffff_ffff_c200_0000 + address, Vec::new());
+        assert_eq!(functions.function(&at(0x10)), UNKNOWN);
+        let module = Module { name: "late".into(), start: 0xffff_ffff_c200_0000, len: 0x1000, size: 0x1000 };
+        let text = "ffffffffc2000010 t late_read\t[late]\n".into();
+        functions.add_modules(&GuestSymbols { text, modules: vec![module] });
+        assert_eq!([0x10, 0x1000].map(|at_| functions.function(&at(at_))), ["late_read [late]", UNKNOWN]);
+        assert_eq!(functions.function(&sample(false, 0xffff_ffff_c000_0010, Vec::new())), "fuse_read [fuse]");
     }
 
     #[test]

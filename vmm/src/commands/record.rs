@@ -2,6 +2,7 @@
 
 mod perf_data;
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -13,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::geteuid;
-use tally_machine::Module;
+use tally_machine::{Module, Sample};
 
 use crate::cli::{Record, Symbols};
-use crate::commands::client::{self, ClientError, Vm};
+use crate::commands::client::{self, ClientError, GuestSymbols, Vm};
 use crate::commands::functions::{Functions, Symbols as KernelSymbols};
 use crate::host::{printer, signals};
-use crate::protocol::recording::{Begun, RecordOptions, SampleRate, Samples, WhyClock};
+use crate::protocol::recording::{Begun, Processes, RecordOptions, SampleRate, Samples, WhyClock};
 use crate::run::flamegraph::Picture;
 use crate::run::flamegraph::stacks::Stacks;
 use perf_data::{Description, Writer};
@@ -40,6 +41,7 @@ pub fn record(options: &Record) -> Result<ExitCode> {
     let picture = options.flamegraph.as_deref().map(Picture::new).transpose()?;
     let mut vm = find(&options.vm, "recorded")?;
     let symbols = vm.symbols()?;
+    let mut kernel = Kernel { range: kernel_range(&symbols.text), symbols, asked: BTreeSet::new() };
     let rate = options
         .count
         .map_or(SampleRate::Frequency(options.frequency.unwrap_or(FREQUENCY)), SampleRate::Period);
@@ -57,25 +59,29 @@ pub fn record(options: &Record) -> Result<ExitCode> {
         filter: options.event.filter,
         chains,
         build_id: begun.build_id,
-        kernel: kernel_range(&symbols.text),
-        modules: symbols.modules.clone(),
+        kernel: kernel.range,
+        modules: kernel.symbols.modules.clone(),
     };
     let failed = || options.output.display().to_string();
     let mut writer = Writer::create(&mut file, &description).with_context(failed)?;
-    for remark in remarks(!symbols.text.is_empty(), &begun, chains) {
+    for remark in remarks(!kernel.symbols.text.is_empty(), &begun, chains) {
         printer::say(&remark);
     }
     let mut taken = Taken::default();
     // Another user may have chosen the files.
     let drawn = |_: &_| {
-        (Functions::new(KernelSymbols::of_kernel(&symbols), vm.other_owner().is_none()), Stacks::default())
+        (
+            Functions::new(KernelSymbols::of_kernel(&kernel.symbols), vm.other_owner().is_none()),
+            Stacks::default(),
+        )
     };
-    let mut output = Output { writer: &mut writer, drawn: picture.as_ref().map(drawn) };
+    let drawn = picture.as_ref().map(drawn);
+    let mut output = Output { writer: &mut writer, kernel: &mut kernel, drawn };
     let ended = fetch(&mut vm, &mut output, options.duration, &mut taken);
     let stacks = output.drawn.map(|(_, stacks)| stacks);
     let samples = writer.samples();
     writer.finish().with_context(failed)?;
-    let beside = write_symbols_beside(&options.output, &symbols.text);
+    let beside = write_symbols_beside(&options.output, &kernel.symbols.text);
     printer::say(&summary(options, samples, &taken, beside.as_ref().ok().and_then(Option::as_deref)));
     match ended {
         Ok(()) => {}
@@ -180,6 +186,59 @@ fn kernel_range(symbols: &str) -> Option<(u64, u64)> {
     Some((start, address("_end").filter(|end| *end > start).unwrap_or(u64::MAX)))
 }
 
+/// The guest's kernel, as far as it is known.
+struct Kernel {
+    /// Its first and last address, if they are known.
+    range: Option<(u64, u64)>,
+    /// Its symbols, and those of the modules that it has had.
+    symbols: GuestSymbols,
+    /// Pages of code that belonged to no module when the modules were listed last.
+    asked: BTreeSet<u64>,
+}
+
+impl Kernel {
+    /// Returns whether samples are in code of which it is not known whose it is, for the first time.
+    fn has_new_code(&mut self, samples: &[Sample]) -> bool {
+        /// Maximum number of pages that are remembered: a guest can be anywhere.
+        const MAX_ASKED: usize = 1 << 12;
+        const PAGE_BITS: u32 = 12;
+        let Some((start, end)) = self.range else { return false };
+        let Self { symbols, asked, .. } = self;
+        let is_of_module = |address: u64| {
+            let of = |module: &Module| address.checked_sub(module.start).is_some_and(|at| at < module.len);
+            symbols.modules.iter().any(of)
+        };
+        let mut is_new = |address: u64| {
+            !(start..=end).contains(&address)
+                && !is_of_module(address)
+                && asked.len() < MAX_ASKED
+                && asked.insert(address >> PAGE_BITS)
+        };
+        let mut found = false;
+        for sample in samples {
+            let own = (!sample.is_user).then_some(sample.instruction);
+            for address in own.into_iter().chain(sample.kernel.iter().copied()) {
+                found |= is_new(address);
+            }
+        }
+        found
+    }
+
+    /// Adds the modules that are not known yet. Returns them, with their symbols.
+    fn add(&mut self, now: GuestSymbols) -> GuestSymbols {
+        let is_known = |module: &Module| {
+            self.symbols.modules.iter().any(|one| (&one.name, one.start) == (&module.name, module.start))
+        };
+        let modules: Vec<Module> = now.modules.into_iter().filter(|module| !is_known(module)).collect();
+        let names: BTreeSet<String> = modules.iter().map(|module| format!("[{}]", module.name)).collect();
+        let is_new = |line: &&str| line.split_once('\t').is_some_and(|(_, name)| names.contains(name));
+        let text: String = now.text.split_inclusive('\n').filter(|line| is_new(&line.trim_end())).collect();
+        self.symbols.modules.extend(modules.iter().cloned());
+        self.symbols.text += &text;
+        GuestSymbols { text, modules }
+    }
+}
+
 /// Returns what the samples of a VM do not have.
 pub fn remarks(has_symbols: bool, begun: &Begun, chains: bool) -> Vec<&'static str> {
     let mut remarks = Vec::new();
@@ -192,10 +251,10 @@ pub fn remarks(has_symbols: bool, begun: &Begun, chains: bool) -> Vec<&'static s
             "no counter of the host is free: samples are taken by time, also while the host's kernel works for the VM"
         }
     }));
-    if !begun.has_processes {
-        remarks.push("the guest's kernel does not say which process runs: each has the address of its page tables as its name");
-    } else if !begun.has_mappings {
-        remarks.push("the guest's kernel does not say which files its programs have mapped: their functions have no names");
+    match begun.processes {
+        Processes::Unknown => remarks.push("the guest's kernel does not say which process runs: each has the address of its page tables as its name"),
+        Processes::Named => remarks.push("the guest's kernel does not say which files its programs have mapped: their functions have no names"),
+        Processes::Mapped => {}
     }
     if chains && !begun.has_kernel_chains {
         remarks.push(
@@ -216,6 +275,7 @@ struct Taken {
 /// Where samples go.
 struct Output<'a, 'b> {
     writer: &'a mut Writer<'b>,
+    kernel: &'a mut Kernel,
     /// Names and stacks for a flame graph.
     drawn: Option<(Functions, Stacks)>,
 }
@@ -252,6 +312,13 @@ fn fetch(vm: &mut Vm, output: &mut Output, time: Option<Duration>, taken: &mut T
 fn fetch_some(vm: &mut Vm, output: &mut Output, taken: &mut Taken) -> Result<bool, Stopped> {
     let Samples { taken: mut samples, lost, more } = vm.samples()?;
     samples.sort_by_key(|sample| sample.time);
+    if output.kernel.has_new_code(&samples) {
+        let loaded = output.kernel.add(vm.modules()?);
+        output.writer.add_modules(&loaded.modules).map_err(Stopped::Write)?;
+        if let Some((functions, _)) = &mut output.drawn {
+            functions.add_modules(&loaded);
+        }
+    }
     output.writer.add(&samples, lost, !more).map_err(Stopped::Write)?;
     if let Some((functions, stacks)) = &mut output.drawn {
         for sample in &samples {
@@ -287,4 +354,38 @@ fn summary(options: &Record, samples: u64, taken: &Taken, symbols: Option<&Path>
         format!("; `perf report -i {output} --kallsyms {}` shows them", symbols.display())
     });
     format!("{output}: {samples} samples{lost}{unscheduled}{perf}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_are_listed_again_when_a_sample_is_in_new_code() {
+        let module = |name: &str, start| Module { name: name.into(), start, len: 0x1000, size: 0x1000 };
+        let symbols = GuestSymbols { text: "1000 T _text\n".into(), modules: vec![module("fuse", 0xa000)] };
+        let mut kernel = Kernel { range: Some((0x1000, 0x2000)), symbols, asked: BTreeSet::new() };
+        let sample = |is_user, instruction, kernel: &[u64]| {
+            let (time, vcpu, period, table, task, user, mappings) =
+                (0, 0, 1, 0, None, Vec::new(), Vec::new());
+            let kernel = kernel.to_vec();
+            Sample { time, vcpu, is_user, instruction, period, table, task, kernel, user, mappings }
+        };
+        assert!(!kernel.has_new_code(&[sample(false, 0x1800, &[0xafff]), sample(true, 0xb000, &[])]));
+        // A caller counts as well, and each page once.
+        assert!(kernel.has_new_code(&[sample(false, 0x1800, &[0xb010])]));
+        assert!(!kernel.has_new_code(&[sample(false, 0xb020, &[])]));
+        let now = "a000 t read\t[fuse]\nb000 t late\t[late]\n".into();
+        let modules = vec![module("fuse", 0xa000), module("late", 0xb000)];
+        let loaded = kernel.add(GuestSymbols { text: now, modules });
+        assert_eq!(
+            (&*loaded.text, &*loaded.modules),
+            ("b000 t late\t[late]\n", &[module("late", 0xb000)][..])
+        );
+        assert_eq!(kernel.symbols.text, "1000 T _text\nb000 t late\t[late]\n");
+        // A guest that is everywhere is not asked again and again.
+        let everywhere: Vec<u64> = (0x100..0x8000).map(|page| page << 12).collect();
+        assert!(kernel.has_new_code(&[sample(false, 0x1800, &everywhere)]));
+        assert!(!kernel.has_new_code(&[sample(false, 0x1800, &[0x9000_0000])]));
+    }
 }

@@ -96,13 +96,9 @@ pub struct Begun {
     pub kind: u32,
     pub config: u64,
     /// The functions of its kernel have names.
-    #[serde(default)]
     pub has_functions: bool,
-    /// The samples say which process ran.
-    pub has_processes: bool,
-    /// They say which files programs have mapped.
-    #[serde(default)]
-    pub has_mappings: bool,
+    /// What the samples say of processes.
+    pub processes: Processes,
     /// The samples have callers in the kernel.
     pub has_kernel_chains: bool,
     /// Why a clock samples in place of the event.
@@ -110,6 +106,18 @@ pub struct Begun {
     pub clock: Option<WhyClock>,
     /// Build id of the guest's kernel, if it was found.
     pub build_id: Option<[u8; 20]>,
+}
+
+/// What samples say of a guest's processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Processes {
+    /// The address of the page tables.
+    Unknown,
+    /// Which one ran.
+    Named,
+    /// And which files it has mapped.
+    Mapped,
 }
 
 /// Why a VM is sampled by a clock.

@@ -77,6 +77,18 @@ impl KernelFunctions {
         }
         found
     }
+
+    /// Returns the modules that the kernel has now, and the text that `/proc/kallsyms` has for their symbols.
+    pub fn modules(&self, memory: &GuestMemoryMmap) -> (Vec<Module>, String) {
+        let Some((linux, listed)) =
+            self.linux.as_ref().and_then(|linux| Some((linux, linux.modules.as_ref()?)))
+        else {
+            return Default::default();
+        };
+        let read = |address: u64, bytes: &mut [u8]| linux.space.read(memory, address, bytes);
+        let modules = listed.read(&read);
+        (modules.iter().cloned().collect(), modules.text(&read))
+    }
 }
 
 /// A thread that a vCPU runs.

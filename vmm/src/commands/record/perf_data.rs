@@ -107,12 +107,19 @@ impl<'a> Writer<'a> {
         if let Some((start, end)) = description.kernel {
             let mut records = Records::default();
             records.add_kernel_mapping([start, end - start, start], "[kernel.kallsyms]_text");
-            for Module { name, start, len, .. } in &description.modules {
-                records.add_kernel_mapping([*start, *len, 0], &format!("[{name}]"));
-            }
             writer.append(&records)?;
+            writer.add_modules(&description.modules)?;
         }
         Ok(writer)
+    }
+
+    /// Adds modules, in front of samples that are in them.
+    pub fn add_modules(&mut self, modules: &[Module]) -> io::Result<()> {
+        let mut records = Records::default();
+        for Module { name, start, len, .. } in modules {
+            records.add_kernel_mapping([*start, *len, 0], &format!("[{name}]"));
+        }
+        self.append(&records)
     }
 
     /// Adds samples, in the order of their time. The last ones of a round are those after which none is older.

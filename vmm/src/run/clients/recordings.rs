@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use log::info;
 use tally_machine::{
-    GuestLinux, GuestRam, KernelFunctions, RecordError, Recording, SamplingPlan, Symbols, VcpuHandles,
-    build_id, modules, symbols,
+    GuestLinux, GuestRam, KernelFunctions, Module, RecordError, Recording, SamplingPlan, Symbols,
+    VcpuHandles, build_id, modules, symbols,
 };
 use vpmu::event::{Event, GenericEvent};
 use vpmu_perf::{HostPmu, Sampling};
 
 use crate::protocol::message::Answer;
 use crate::protocol::recording::{
-    Begun, Functions, MAX_ADDRESSES, MAX_PART, MAX_WORDS, RecordOptions, SampleRate, SampledEvent, Samples,
-    SymbolsPart, WhyClock,
+    Begun, Functions, MAX_ADDRESSES, MAX_PART, MAX_WORDS, Processes, RecordOptions, SampleRate, SampledEvent,
+    Samples, SymbolsPart, WhyClock,
 };
 
 /// State that is kept for a client that records.
@@ -21,7 +21,7 @@ use crate::protocol::recording::{
 pub struct RecordingSession {
     /// The symbols, from when they were found until a recording begins.
     symbols: Option<Symbols>,
-    /// Their text, for as long.
+    /// Text that is being fetched.
     text: String,
     recording: Option<Recording>,
     /// Names the kernel's functions, if they have names.
@@ -43,10 +43,30 @@ impl RecordingSession {
             }
             self.symbols = found;
         }
+        self.part(from, listed)
+    }
+
+    /// Returns a part of the text of the modules' symbols. The first part is of the modules of now.
+    pub fn modules(&mut self, memory: &GuestRam, from: usize) -> Answer {
+        if self.recording.is_none() {
+            return none();
+        }
+        let mut listed = Vec::new();
+        if let Some(functions) = self.functions.as_ref().filter(|_| from == 0) {
+            (listed, self.text) = functions.modules(&memory.mapped);
+        }
+        self.part(from, listed)
+    }
+
+    /// Returns a part of the text, which is dropped with the last one: it is large, and there may be many VMs.
+    fn part(&mut self, from: usize, modules: Vec<Module>) -> Answer {
         let rest = self.text.get(from..).unwrap_or_default();
         // Whole lines.
         let end = rest.get(..MAX_PART).and_then(|part| part.rfind('\n')).map_or(rest.len(), |last| last + 1);
-        let part = SymbolsPart { text: rest[..end].to_owned(), modules: listed, more: end < rest.len() };
+        let part = SymbolsPart { text: rest[..end].to_owned(), modules, more: end < rest.len() };
+        if !part.more {
+            self.text = String::new();
+        }
         Answer::Symbols(part)
     }
 
@@ -77,8 +97,7 @@ impl RecordingSession {
         if self.recording.is_some() {
             return Err("this client records it already".to_owned());
         }
-        // They are large, and there may be many VMs.
-        self.text = String::new();
+        // They are large as well.
         let symbols = self.symbols.take().or_else(|| symbols(&memory.mapped));
         let symbols = symbols.as_ref();
         let kernel = symbols.zip(vcpus.address_space());
@@ -112,8 +131,11 @@ impl RecordingSession {
             kind,
             config,
             has_functions: symbols.is_some(),
-            has_processes: linux.is_some(),
-            has_mappings: linux.as_ref().is_some_and(|linux| linux.has_mappings()),
+            processes: match &linux {
+                None => Processes::Unknown,
+                Some(linux) if linux.has_mappings() => Processes::Mapped,
+                Some(_) => Processes::Named,
+            },
             clock,
             has_kernel_chains: linux.is_some_and(|linux| linux.has_callers()),
             build_id: kernel.and_then(|(symbols, space)| build_id(symbols, space, &memory.mapped)),

@@ -209,7 +209,11 @@ impl ServedVm for Running {
             Request::Switch(wanted) => self.switch(&wanted),
             Request::Policy(change) => self.change(&change),
             Request::Log(text) => self.log(text.as_deref()),
-            Request::Record(_) | Request::Symbols(_) | Request::Functions(_) | Request::Samples
+            Request::Record(_)
+            | Request::Symbols(_)
+            | Request::Functions(_)
+            | Request::Modules(_)
+            | Request::Samples
                 if !self.may_be_recorded() =>
             {
                 // The policy may have changed since it began.
@@ -221,6 +225,7 @@ impl ServedVm for Running {
             }
             Request::Symbols(from) => session.recording.symbols(&self.memory, &self.vcpus, from),
             Request::Functions(addresses) => session.recording.functions(&self.memory, &addresses),
+            Request::Modules(from) => session.recording.modules(&self.memory, from),
             Request::Samples => session.recording.samples(),
             Request::StopRecording => session.recording.stop(),
             Request::Snapshot { .. } | Request::End => {
