@@ -165,7 +165,7 @@ fn private_file(path: &Path) -> Result<File> {
 fn create_private(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     // What exists is emptied once it is known whose it is.
-    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     let file = options.open(path)?;
     let found = file.metadata()?;
     if !found.is_file() || found.uid() != geteuid().as_raw() {
@@ -314,10 +314,10 @@ fn fetch_some(vm: &mut Vm, output: &mut Output, taken: &mut Taken) -> Result<boo
     samples.sort_by_key(|sample| sample.time);
     if output.kernel.has_new_code(&samples) {
         let loaded = output.kernel.add(vm.modules()?);
-        output.writer.add_modules(&loaded.modules).map_err(Stopped::Write)?;
         if let Some((functions, _)) = &mut output.drawn {
             functions.add_modules(&loaded);
         }
+        output.writer.add_modules(loaded.modules);
     }
     output.writer.add(&samples, lost, !more).map_err(Stopped::Write)?;
     if let Some((functions, stacks)) = &mut output.drawn {

@@ -35,6 +35,7 @@ fn on_any_host() -> Vec<Test> {
         symbols_are_those_that_the_guests_kernel_shows,
         functions_of_modules_are_named_as_the_guests_own_perf_names_them,
         callers_in_the_kernel_are_those_of_the_guests_own_perf,
+        functions_of_a_module_that_is_loaded_while_it_is_recorded_are_named,
         functions_of_programs_on_a_share_are_named,
         a_flame_graph_has_a_tower_for_each_process,
         another_file_of_a_programs_name_does_not_name_its_functions,
@@ -85,6 +86,10 @@ const LISTED: &str = "cut -d \" \" -f 1,2,6";
 /// a multiple of that number.
 const READ: &str = "dd if=zeroes of=/dev/null bs=1";
 const READ_PERIOD: u64 = 30_011;
+
+/// Commands in a guest that load a module and call its functions.
+const LOAD: &str = "modprobe overlay; mkdir over; mount -t overlay none -o lowerdir=/bin:/etc over; \
+                    for i in 1 2 3 4 5 6 7 8 9 10; do ls -l over >/dev/null; done";
 
 /// The guests wait for so long until they are recorded.
 const WAIT: &str = "echo ready; sleep 4;";
@@ -142,7 +147,7 @@ static RESULTS: OnEachHost = OnEachHost::new(|| {
         .step(
             "kernel",
             &step(&format!(
-                "guest kernel '{WAIT} ./layers; echo done; sleep 9'; record kernel -e instructions:k -c 100003 --flamegraph kernel.svg && \
+                "guest kernel '{WAIT} ./layers; {LOAD}; echo done; sleep 9'; record kernel -e instructions:k -c 100003 --flamegraph kernel.svg && \
                  samples kernel comm,ip,sym && grep -o '<title>[^<]*' kernel.svg"
             )),
         )
@@ -385,6 +390,14 @@ fn samples_with(text: &str, program: &str, words: &str) -> u64 {
         found.next() == Some(program) && found.skip(1).eq(words.split(' '))
     };
     text.lines().filter(is_one).count() as u64
+}
+
+fn functions_of_a_module_that_is_loaded_while_it_is_recorded_are_named() {
+    let text = printed("kernel");
+    let of_module = |line: &&str| line.contains(" ovl_");
+    assert!(text.lines().filter(of_module).count() > 10, "{text}");
+    let has_title = |line: &str| line.starts_with("<title>ovl_") && line.contains(" [overlay] (");
+    assert!(text.lines().any(has_title), "{text}");
 }
 
 fn functions_of_programs_on_a_share_are_named() {

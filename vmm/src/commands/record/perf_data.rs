@@ -75,13 +75,16 @@ const MAX_KNOWN: usize = 1 << 16;
 pub struct Writer<'a> {
     file: &'a mut File,
     description: Description,
-    /// Size of the data that was written, and number of samples in it.
+    /// Size of the data in front of the first sample, of all data that was written, and number of samples in it.
+    front: u64,
     size: u64,
     samples: u64,
     /// Names of the threads, as they were written last.
     names: HashMap<(u32, u32), String>,
     /// Numbers of page tables whose process is not known.
     tables: HashMap<u64, u32>,
+    /// Modules that were loaded since the beginning.
+    loaded: Vec<Module>,
 }
 
 impl<'a> Writer<'a> {
@@ -99,27 +102,51 @@ impl<'a> Writer<'a> {
         let mut writer = Self {
             file,
             description: description.clone(),
+            front: 0,
             size: 0,
             samples: 0,
             names: HashMap::new(),
             tables: HashMap::new(),
+            loaded: Vec::new(),
         };
         if let Some((start, end)) = description.kernel {
             let mut records = Records::default();
             records.add_kernel_mapping([start, end - start, start], "[kernel.kallsyms]_text");
+            records.add_modules(&description.modules);
             writer.append(&records)?;
-            writer.add_modules(&description.modules)?;
+            writer.front = writer.size;
         }
         Ok(writer)
     }
 
-    /// Adds modules, in front of samples that are in them.
-    pub fn add_modules(&mut self, modules: &[Module]) -> io::Result<()> {
+    /// Adds modules that have been loaded.
+    pub fn add_modules(&mut self, modules: Vec<Module>) {
+        self.loaded.extend(modules);
+    }
+
+    /// Puts the modules that have been loaded in front of all samples: perf reads the kernel's symbols at the first one,
+    /// and keeps those of the modules that it knows then. If the disk is full, the file has no such modules.
+    fn insert_modules(&mut self) -> io::Result<()> {
+        const PART: u64 = 1 << 20;
         let mut records = Records::default();
-        for Module { name, start, len, .. } in modules {
-            records.add_kernel_mapping([*start, *len, 0], &format!("[{name}]"));
+        records.add_modules(&self.loaded);
+        let (records, end) = (records.0, DATA + self.size);
+        // First of all the disk must have room for more.
+        if records.is_empty() || self.file.write_all_at(&vec![0; records.len()], end).is_err() {
+            return self.file.set_len(end);
         }
-        self.append(&records)
+        let (first, distance) = (DATA + self.front, records.len() as u64);
+        let (mut part, mut behind) = (Vec::new(), end);
+        while behind > first {
+            let start = behind.saturating_sub(PART).max(first);
+            part.resize(usize::try_from(behind - start).expect("it is small"), 0);
+            self.file.read_exact_at(&mut part, start)?;
+            self.file.write_all_at(&part, start + distance)?;
+            behind = start;
+        }
+        self.file.write_all_at(&records, first)?;
+        self.size += distance;
+        self.file.write_all_at(&self.size.to_le_bytes(), DATA_SIZE)
     }
 
     /// Adds samples, in the order of their time. The last ones of a round are those after which none is older.
@@ -215,8 +242,9 @@ impl<'a> Writer<'a> {
 
     /// Adds what is behind the data: the kernel's build id, without which perf could take the host's kernel for it. If
     /// the disk is full, the file has none, and all samples.
-    pub fn finish(self) -> io::Result<()> {
+    pub fn finish(mut self) -> io::Result<()> {
         const BUILD_ID: u64 = 2;
+        self.insert_modules()?;
         let Some(build_id) = self.description.build_id else { return Ok(()) };
         let mut section = Records::default();
         section.add(0, KERNEL | HAS_SIZE, |record| {
@@ -315,6 +343,12 @@ impl Records {
         });
     }
 
+    fn add_modules(&mut self, modules: &[Module]) {
+        for Module { name, start, len, .. } in modules {
+            self.add_kernel_mapping([*start, *len, 0], &format!("[{name}]"));
+        }
+    }
+
     /// Adds what a process has mapped. By a file's build id perf refuses another file of the same path.
     fn add_mapping(&mut self, mapping: &Mapping, thread: u32, time: u64, vcpu: u32) {
         let process = number(mapping.process);
@@ -396,6 +430,11 @@ mod tests {
         Sample { time, vcpu, is_user, instruction, period, table, task, kernel, user, mappings }
     }
 
+    /// Creates a file that can be read and written.
+    fn open(path: &std::path::Path) -> File {
+        File::options().read(true).write(true).create_new(true).open(path).unwrap()
+    }
+
     /// Returns type and size of each record of a file, and the words of the header.
     fn read(bytes: &[u8]) -> (Vec<(u32, u16)>, Vec<u64>) {
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
@@ -438,6 +477,35 @@ mod tests {
         assert_eq!(header[9], 4);
         let end = usize::try_from(header[5] + header[6]).unwrap();
         assert!(fs::read(&path).unwrap()[end + 16 + 12..].starts_with(&[7; 20]));
+    }
+
+    #[test]
+    fn modules_that_were_loaded_meanwhile_are_in_front_of_all_samples() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("data");
+        let mut file = open(&path);
+        let mut writer = Writer::create(&mut file, &description(false)).unwrap();
+        let task = Task { process: 7, thread: 8, name: "sh".into() };
+        // More than is moved at once.
+        let samples: Vec<Sample> = (0..30_000).map(|time| sample(time, Some(task.clone()))).collect();
+        writer.add(&samples, 0, true).unwrap();
+        let before = fs::read(&path).unwrap();
+        let late = Module { name: "late".into(), start: 0xffff_ffff_c100_0000, len: 9, size: 99 };
+        writer.add_modules(vec![late.clone(), late]);
+        writer.finish().unwrap();
+        let after = fs::read(&path).unwrap();
+        let (records, _) = read(&after);
+        let kinds: Vec<u32> = records.iter().map(|(kind, _)| *kind).collect();
+        assert_eq!(kinds[..6], [MMAP, MMAP, MMAP, MMAP, COMM, SAMPLE]);
+        let sizes =
+            |records: &[(u32, u16)]| records.iter().map(|(_, size)| usize::from(*size)).sum::<usize>();
+        let data = usize::try_from(DATA).unwrap();
+        let (front, inserted) = (data + sizes(&records[..2]), sizes(&records[2..4]));
+        assert!(
+            before.len() > 1 << 20 && after[front..][..inserted].windows(6).any(|name| name == b"[late]")
+        );
+        assert!(after[front + inserted..].starts_with(&before[front..]));
+        assert_eq!(after[data..front], before[data..front]);
     }
 
     #[test]
