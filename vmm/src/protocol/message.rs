@@ -46,8 +46,8 @@ pub enum Request {
     /// Return the functions of the guest's kernel at these addresses, at most
     /// [`crate::protocol::recording::MAX_ADDRESSES`], while it is sampled.
     Functions(Vec<u64>),
-    /// Return the modules that the guest's kernel has now, while it is sampled, with their symbols from this offset on in
-    /// their text.
+    /// Return the modules that the guest's kernel has now, while it is sampled, with their symbols from this offset on
+    /// in their text.
     Modules(usize),
     /// Return the symbols of the guest's kernel from this offset on in their text.
     Symbols(usize),

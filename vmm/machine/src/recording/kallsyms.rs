@@ -318,7 +318,7 @@ impl Tokens {
         Some(Self { start, end, texts: texts.into_iter().map(Token::new).collect() })
     }
 
-    /// Adds the letter of a kind and a name that are stored as these tokens. Returns `None` if there is not even a letter.
+    /// Adds the letter of a kind and a name, stored as these tokens. Returns `None` if there is not even a letter.
     fn add_name(&self, name: &[u8], to: &mut Vec<u8>) -> Option<()> {
         let start = to.len();
         for token in name {

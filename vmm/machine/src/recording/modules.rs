@@ -192,8 +192,8 @@ impl Modules {
         Some(())
     }
 
-    /// Returns the functions at these addresses. Each ends where the next symbol of the module begins, or with its code.
-    /// What is before the first has the module's name.
+    /// Returns the functions at these addresses. Each ends where the next symbol of the module begins, or with its
+    /// code. What is before the first has the module's name.
     pub fn functions(&self, addresses: &[u64], read: &Read) -> Vec<Function> {
         let (mut functions, mut left) = (Vec::new(), MAX_TABLES_OF_SOME);
         for (address, module) in &self.found {

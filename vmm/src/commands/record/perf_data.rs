@@ -124,8 +124,8 @@ impl<'a> Writer<'a> {
         self.loaded.extend(modules);
     }
 
-    /// Puts the modules that have been loaded in front of all samples: perf reads the kernel's symbols at the first one,
-    /// and keeps those of the modules that it knows then. If the disk is full, the file has no such modules.
+    /// Puts the modules that have been loaded in front of all samples: perf reads the kernel's symbols at the first
+    /// one, and keeps those of the modules that it knows then. If the disk is full, the file has no such modules.
     fn insert_modules(&mut self) -> io::Result<()> {
         const PART: u64 = 1 << 20;
         let mut records = Records::default();

@@ -51,7 +51,7 @@ pub struct Top {
     pub later: u64,
     /// Virtual time from its start to its first block.
     pub seconds: f64,
-    /// Instructions that a VM which sleeps executes on the host meanwhile, until the first block and for each later one.
+    /// Instructions that a VM which sleeps executes on the host for it, until the first block and for each later one.
     pub of_vm: [u64; 2],
 }
 
