@@ -22,8 +22,8 @@ use crate::simulator::tools;
 /// Size of the file that is read.
 const MIB: u32 = 100;
 /// The small files: so many folders, each with so many.
-const FOLDERS: u32 = 100;
-const FILES: u32 = 200;
+const FOLDERS: u32 = 50;
+const FILES: u32 = 100;
 /// Number of reads at random places.
 const READS: u32 = 2_000;
 /// What is written, in large and in small pieces.
@@ -48,10 +48,10 @@ pub const WORKS: [Work; 10] = [
     Work::reading("2,000 x 4 KiB at random", "/tmp/share-workload random file $READS"),
     Work::writing("write 50 MiB by 1 MiB", "$BUSYBOX dd if=/dev/zero of=new bs=1M count=$WRITTEN_MIB"),
     Work::writing("write 1,000 x 4 KiB", "$BUSYBOX dd if=/dev/zero of=new bs=4k count=$WRITES"),
-    Work::reading("`find`, 20,000 files", "$BUSYBOX find many"),
-    Work::reading("`stat`, 20,000 files", "/tmp/share-workload stat many $FOLDERS $FILES"),
+    Work::reading("`find`, 5,000 files", "$BUSYBOX find many"),
+    Work::reading("`stat`, 5,000 files", "/tmp/share-workload stat many $FOLDERS $FILES"),
     // Of the folders whose numbers begin with a one.
-    Work::reading("`tar`, 2,400 files", "$BUSYBOX tar -c -f - many/1*"),
+    Work::reading("`tar`, 1,100 files", "$BUSYBOX tar -c -f - many/1*"),
     Work::reading("`python3 -c pass`", "$BUSYBOX chroot debian /usr/bin/python3.11 -c pass"),
     Work::reading("`perf --version`", "$BUSYBOX chroot debian /usr/bin/perf --version"),
 ];
@@ -85,19 +85,17 @@ pub enum Monitor {
     TallyRoot,
     /// QEMU's own server with this cache, and the small kernel.
     NineP { cache: &'static str },
-    /// virtiofsd with the small kernel on `microvm`, or with the default guest's on `pc`, whose interrupts cost no exit
-    /// to user space.
-    Virtiofsd(MachineType),
+    /// virtiofsd with the default guest's kernel on `pc`. On `microvm` each interrupt would be QEMU's main loop's work.
+    Virtiofsd,
 }
 
 /// All of them, Tally's first.
-pub const MONITORS: [Monitor; 6] = [
+pub const MONITORS: [Monitor; 5] = [
     Monitor::Tally,
     Monitor::TallyRoot,
     Monitor::NineP { cache: "none" },
     Monitor::NineP { cache: "loose" },
-    Monitor::Virtiofsd(MachineType::Microvm),
-    Monitor::Virtiofsd(MachineType::Default),
+    Monitor::Virtiofsd,
 ];
 
 impl Monitor {
@@ -107,7 +105,7 @@ impl Monitor {
             Self::Tally => "tally".to_owned(),
             Self::TallyRoot => "tally,root".to_owned(),
             Self::NineP { cache } => format!("microvm,9p,cache={cache}"),
-            Self::Virtiofsd(machine) => format!("{},virtiofsd", machine.name()),
+            Self::Virtiofsd => format!("{},virtiofsd", MachineType::Default.name()),
         }
     }
 
@@ -131,7 +129,7 @@ impl Monitor {
             }
             Self::TallyRoot => "./tally run --root / -- true </dev/null || exit".to_owned(),
             Self::NineP { .. } => String::new(),
-            Self::Virtiofsd(_) => "virtiofsd".to_owned(),
+            Self::Virtiofsd => "virtiofsd".to_owned(),
         }
     }
 
@@ -148,15 +146,11 @@ impl Monitor {
                 let folder = Folder { kernel: "small", path: FOLDER, tag: "shared", by: Sharing::NineP };
                 peer::linux_with_folder(MachineType::Microvm, &folder, &["sh", "-c", &mounted(&options)])
             }
-            Self::Virtiofsd(machine) => {
-                let (kernel, begin) = match machine {
-                    MachineType::Microvm => ("small", ""),
-                    MachineType::Default => ("guest/kernel", DRIVERS),
-                };
-                let folder =
-                    Folder { kernel, path: "virtiofsd.socket", tag: "shared", by: Sharing::Virtiofsd };
-                let work = format!("{begin}{}", mounted("-t virtiofs"));
-                peer::linux_with_folder(machine, &folder, &["sh", "-c", &work])
+            Self::Virtiofsd => {
+                let (kernel, path, by) = ("guest/kernel", "virtiofsd.socket", Sharing::Virtiofsd);
+                let folder = Folder { kernel, path, tag: "shared", by };
+                let work = format!("{DRIVERS}{}", mounted("-t virtiofs"));
+                peer::linux_with_folder(MachineType::Default, &folder, &["sh", "-c", &work])
             }
         }
     }
