@@ -27,8 +27,8 @@ pub struct OpenFile {
 }
 
 impl OpenFile {
-    /// Returns true if this file is only in memory, as far as that can be told: a read that gets less than there is room
-    /// for has reached its end.
+    /// Returns true if this file is only in memory, as far as that can be told: a read that gets less than there is
+    /// room for has reached its end.
     pub fn is_in_memory(&self) -> bool {
         *self.is_in_memory.get_or_init(|| host::is_in_memory(&self.file).unwrap_or(false))
     }

@@ -249,8 +249,8 @@ impl Nodes {
         self.register(self.view.find((parent, &parent_fd), name)?, parent, name)
     }
 
-    /// Returns the path descriptor of a node that is to be opened, and whether it is a directory or a regular file, if it
-    /// is either.
+    /// Returns the path descriptor of a node that is to be opened, and whether it is a directory or a regular file, if
+    /// it is either.
     pub fn path_fd_and_type(&mut self, id: u64) -> Result<(Arc<PathFd>, FileType), Errno> {
         let path_fd = self.path_fd(id)?;
         let file_type = match self.table.get(id).ok_or(Errno::STALE)?.kind {

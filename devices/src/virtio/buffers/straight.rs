@@ -99,8 +99,8 @@ impl Buffers<'_> {
 }
 
 impl Writer<'_> {
-    /// Reads from a file into the next buffers: up to `count` bytes, and no more than one piece. Returns what it has read:
-    /// nothing at the end of the file.
+    /// Reads from a file into the next buffers: up to `count` bytes, and no more than one piece. Returns what it has
+    /// read, nothing at the end of the file.
     pub fn read_from(
         &mut self,
         file: &File,

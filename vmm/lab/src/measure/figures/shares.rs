@@ -271,9 +271,9 @@ work() {{
     )
 }
 
-/// Returns the script. Its arguments are what prepares a monitor, the numbers of the work that it does, and its command.
-/// It prints `WORK EXITS SECONDS` for each. The guest marks the start and the end of each by writes to an unused I/O
-/// port. Only these and the exits to user space are traced: tracing takes time, too.
+/// Returns the script. Its arguments are what prepares a monitor, the numbers of the work that it does, and its
+/// command. It prints `WORK EXITS SECONDS` for each. The guest marks the start and the end of each by writes to an
+/// unused I/O port. Only these and the exits to user space are traced: tracing takes time, too.
 fn script() -> String {
     format!(
         "export TALLY_CACHE=/scenario/cache TALLY_BOOT=
