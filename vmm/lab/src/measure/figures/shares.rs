@@ -83,8 +83,8 @@ pub enum Monitor {
     Tally,
     /// `tally run --root /`, which needs the default guest's kernel for its overlay.
     TallyRoot,
-    /// QEMU's own server with the small kernel, and with `cache=loose`, its best setting. Without a cache, a guest keeps
-    /// nothing of what it reads, and is many times as slow.
+    /// QEMU's own server with the small kernel, and with `cache=loose`, its best setting. Without a cache, a guest
+    /// keeps nothing of what it reads, and is many times as slow.
     NineP,
     /// virtiofsd with the default guest's kernel on `pc`. On `microvm` each interrupt would be QEMU's main loop's work.
     Virtiofsd,
