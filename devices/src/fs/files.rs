@@ -34,10 +34,10 @@ impl Server {
         let open_mode = self.open_mode(input.flags)?;
         reply.require(size_of::<OpenOut>())?;
         self.handles.check_limit()?;
-        let path_fd = self.nodes.path_fd(node)?;
+        let (path_fd, file_type) = self.nodes.path_fd_and_type(node)?;
         // Of what the file is before it is opened, so that no later change is missed.
         let keeps = self.nodes.are_places() && self.kept.is_unchanged(node, &path_fd)?;
-        let file = self.host.open(&path_fd, open_mode)?;
+        let file = self.host.open_regular(file_type, &path_fd, open_mode)?;
         let open_flags = if keeps { KEEP_CACHE } else { 0 };
         let mode = input.flags & OFlags::RWMODE.bits();
         let fh = self.handles.add_file(file, mode, node, path_fd);

@@ -22,18 +22,21 @@ enum Kind {
 #[derive(Debug)]
 pub struct OpenFile {
     file: File,
-    /// See [`Self::at_once`].
-    at_once: OnceLock<ReadWriteFlags>,
+    /// See [`Self::is_in_memory`].
+    is_in_memory: OnceLock<bool>,
 }
 
 impl OpenFile {
+    /// Returns true if this file is only in memory, as far as that can be told: a read that gets less than there is
+    /// room for has reached its end.
+    pub fn is_in_memory(&self) -> bool {
+        *self.is_in_memory.get_or_init(|| host::is_in_memory(&self.file).unwrap_or(false))
+    }
+
     /// Returns the flags with which reading and writing this file does not wait for a disk. Fails then if it had to. A
     /// file in memory has no disk: at most it was swapped out, as any memory may be.
     pub fn at_once(&self) -> ReadWriteFlags {
-        *self.at_once.get_or_init(|| match host::is_in_memory(&self.file) {
-            Ok(true) => ReadWriteFlags::empty(),
-            Ok(false) | Err(_) => ReadWriteFlags::NOWAIT,
-        })
+        if self.is_in_memory() { ReadWriteFlags::empty() } else { ReadWriteFlags::NOWAIT }
     }
 }
 
@@ -112,7 +115,7 @@ impl Handles {
 
     /// Adds a file with the number that its handle had.
     pub fn put_file(&mut self, number: u64, file: File, mode: u32, node: u64, path_fd: Arc<PathFd>) {
-        let file = OpenFile { file, at_once: OnceLock::new() };
+        let file = OpenFile { file, is_in_memory: OnceLock::new() };
         self.open.insert(number, Handle { kind: Kind::File(file.into(), mode), node, _path_fd: path_fd });
     }
 

@@ -101,29 +101,30 @@ impl Host {
 
     /// Opens a regular file. Refuses other types, because opening a device or a FIFO can block or have side effects.
     pub fn open(&self, file: &PathFd, open_mode: OpenMode) -> Result<File, Errno> {
-        let stat = stat(file)?;
-        match FileType::from_raw_mode(stat.stx_mode.into()) {
+        self.open_regular(FileType::from_raw_mode(stat(file)?.stx_mode.into()), file, open_mode)
+    }
+
+    /// Does the same with an inode whose type is known.
+    pub fn open_regular(&self, kind: FileType, file: &PathFd, open_mode: OpenMode) -> Result<File, Errno> {
+        match kind {
             FileType::RegularFile => {}
             FileType::Directory => return Err(Errno::ISDIR),
             _ => return Err(Errno::ACCESS),
         }
         // A set-user-ID program must lose the bit before a guest changes it. Linux does not clear the bit when root
         // writes.
-        let mode = Mode::from_raw_mode(stat.stx_mode.into());
-        if let (OpenMode::Write(writable) | OpenMode::ReadWrite(writable), true) =
-            (open_mode, mode.intersects(SET_ID))
-        {
-            self.set_mode(writable, file, mode.bits())?;
+        if let OpenMode::Write(writable) | OpenMode::ReadWrite(writable) = open_mode {
+            let mode = Mode::from_raw_mode(stat(file)?.stx_mode.into());
+            if mode.intersects(SET_ID) {
+                self.set_mode(writable, file, mode.bits())?;
+            }
         }
         let flags = open_mode.flags() | OPEN_FLAGS;
         sys::openat(&self.descriptors, fd_name(file), flags, Mode::empty()).map(File::from)
     }
 
-    /// Opens a directory to read its entries.
+    /// Opens a directory to read its entries. Linux refuses other types before it opens them.
     pub fn open_directory(&self, directory: &PathFd) -> Result<OwnedFd, Errno> {
-        if FileType::from_raw_mode(stat(directory)?.stx_mode.into()) != FileType::Directory {
-            return Err(Errno::NOTDIR);
-        }
         sys::openat(&self.descriptors, fd_name(directory), OPEN_FLAGS | OFlags::DIRECTORY, Mode::empty())
     }
 

@@ -220,7 +220,8 @@ impl Nodes {
             Err(Errno::NOENT | Errno::NOTDIR) => Err(Errno::STALE),
             found => found,
         }?;
-        if identify(&mut self.file_systems, &host::stat(&path_fd)?) != node.inode_id {
+        let stat = host::stat(&path_fd)?;
+        if identify(&mut self.file_systems, &stat) != node.inode_id || kind(&stat) != node.kind {
             return Err(Errno::STALE);
         }
         let path_fd = Arc::new(path_fd);
@@ -246,6 +247,18 @@ impl Nodes {
             }
         }
         self.register(self.view.find((parent, &parent_fd), name)?, parent, name)
+    }
+
+    /// Returns the path descriptor of a node that is to be opened, and whether it is a directory or a regular file, if
+    /// it is either.
+    pub fn path_fd_and_type(&mut self, id: u64) -> Result<(Arc<PathFd>, FileType), Errno> {
+        let path_fd = self.path_fd(id)?;
+        let file_type = match self.table.get(id).ok_or(Errno::STALE)?.kind {
+            Kind::Directory => FileType::Directory,
+            Kind::File => FileType::RegularFile,
+            Kind::Link | Kind::Other => FileType::Unknown,
+        };
+        Ok((path_fd, file_type))
     }
 
     /// Returns the attributes of a node.
@@ -312,6 +325,10 @@ impl Nodes {
         self.table.set_location(id, parent, name);
         let period = self.period();
         let node = self.table.get_mut(id).ok_or(Errno::STALE)?;
+        if is_closed {
+            // Without creation times, another inode of the same number is taken for this one.
+            node.kind = kind(&stat);
+        }
         node.checked = period;
         node.lookups = node.lookups.saturating_add(1);
         if known.is_some() {

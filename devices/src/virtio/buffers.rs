@@ -11,6 +11,8 @@ use super::mmio::Session;
 
 mod straight;
 
+pub use straight::Moved;
+
 /// Maximum number of bytes that are copied at a time, while the registers are locked: some ten microseconds.
 const PIECE: usize = 128 << 10;
 

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 
+use super::buffers::Moved;
 use super::{Device, DeviceState, Queues, Request};
 use crate::fs::{Share, Transfer};
 use crate::state::{DeviceError, Mismatch};
@@ -69,8 +70,13 @@ impl SharedFolder {
                 break Ok(());
             }
             match writer.read_from(&reading.file, offset, left, reading.at_once()) {
-                Ok(0) => break Ok(()),
-                Ok(more) => done += more,
+                Ok(Moved { bytes: 0, .. }) => break Ok(()),
+                Ok(moved) => {
+                    done += moved.bytes;
+                    if moved.is_short && reading.file.is_in_memory() {
+                        break Ok(());
+                    }
+                }
                 // The host has to wait for it, or the file system does not know whether it would.
                 Err(_) => {
                     break self.share.read_rest(reading, done).map(|rest| {
@@ -95,8 +101,8 @@ impl SharedFolder {
                 break Ok(());
             }
             match request.reader.write_to(&writing.file, offset, left, writing.at_once()) {
-                Ok(0) => break Ok(()),
-                Ok(more) => done += more,
+                Ok(Moved { bytes: 0, .. }) => break Ok(()),
+                Ok(moved) => done += moved.bytes,
                 Err(_) => {
                     let rest = &mut self.request[..left];
                     if request.reader.read_exact(rest).is_err() {

@@ -143,11 +143,11 @@ impl Transport {
             interrupt_status: AtomicU32::new(0),
             readable: Readable::default(),
             interrupt: Box::new(interrupt),
-            kick: EventFd::new(vmm_sys_util::eventfd::EFD_NONBLOCK)?,
+            kick: EventFd::new(0)?,
         }))
     }
 
-    /// Returns the eventfd that is readable when the device should be served.
+    /// Returns the eventfd that is readable when the device should be served. Reading it waits until it is.
     pub fn kick(&self) -> &EventFd {
         &self.kick
     }
@@ -224,7 +224,6 @@ impl Transport {
     pub fn write(&self, offset: u64, data: &[u8]) {
         let Ok(value) = data.try_into().map(u32::from_le_bytes) else { return };
         match offset {
-            // If the write fails, the eventfd is readable already.
             register::QUEUE_NOTIFY => drop(self.kick.write(1)),
             register::INTERRUPT_ACKNOWLEDGE => {
                 self.interrupt_status.fetch_and(!value, Ordering::AcqRel);

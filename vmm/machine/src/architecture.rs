@@ -1,10 +1,13 @@
 //! Types that all processor architectures have in common, and that know none of them.
 
 use std::fmt::{self, Display};
-use std::io::Write;
+use std::io::{self, Write};
 use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use devices::Interrupt;
 use devices::virtio::Transport;
+use kvm_ioctls::VmFd;
 use serde::{Deserialize, Serialize};
 use vpmu::VirtualPmu;
 use vpmu_perf::{Entries, EntryTicks, HostPmu, PerfEvents};
@@ -32,6 +35,33 @@ pub struct KernelFacts {
     pub is_linux: bool,
     /// Address of the first vCPU's shared page, if the kernel uses such pages.
     pub pages: Option<u64>,
+}
+
+/// A device's interrupt line.
+///
+/// It uses `KVM_IRQ_LINE` instead of an irqfd. For an irqfd of a line that is not an MSI, KVM on x86-64 leaves the
+/// interrupt to a worker of the kernel, which costs two task switches; KVM on RISC-V raises the line and never lowers
+/// it, so the APLIC would see only the first rising edge.
+pub struct Line {
+    vm: Arc<VmFd>,
+    gsi: u32,
+    /// Held while the line is high: what another thread raises then would not be an edge.
+    raising: Mutex<()>,
+}
+
+impl Line {
+    /// Creates the line of an interrupt number.
+    pub fn new(vm: &Arc<VmFd>, gsi: u32) -> Self {
+        Self { vm: Arc::clone(vm), gsi, raising: Mutex::new(()) }
+    }
+}
+
+impl Interrupt for Line {
+    fn raise(&self) -> io::Result<()> {
+        let _raising = self.raising.lock().unwrap_or_else(PoisonError::into_inner);
+        self.vm.set_irq_line(self.gsi, true)?;
+        Ok(self.vm.set_irq_line(self.gsi, false)?)
+    }
 }
 
 /// The part of a machine's configuration that its architecture needs.

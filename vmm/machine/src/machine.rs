@@ -15,7 +15,7 @@ use vmm_sys_util::eventfd::EventFd;
 use vpmu::policy::Policy;
 
 use crate::arch::{Board, Fingerprint, Model, Plan};
-use crate::architecture::KernelFacts;
+use crate::architecture::{KernelFacts, Line};
 use crate::error::MachineError;
 use crate::kernel::Kernel;
 use crate::kvm_error::{KvmError, KvmResultExt};
@@ -233,7 +233,7 @@ fn serial_port(
 ) -> Result<(Serial, EventFd), MachineError> {
     let room = EventFd::new(libc::EFD_NONBLOCK).map_err(MachineError::Event)?;
     let signalled = room.try_clone().map_err(MachineError::Event)?;
-    let line = Board::interrupt(vm, Board::CONSOLE_GSI)?;
+    let line = Line::new(vm, Board::CONSOLE_GSI);
     let serial = match saved {
         Some(saved) => Serial::restored(saved, line, signalled, output).map_err(MachineError::Restore)?,
         None => Serial::new(line, signalled, output),

@@ -14,6 +14,7 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::arch;
+use crate::architecture::Line;
 use crate::error::MachineError;
 use crate::kvm_error::KvmResultExt;
 
@@ -36,7 +37,7 @@ impl Virtio {
         device: &dyn Device,
     ) -> Result<Arc<Transport>, MachineError> {
         let index = self.0.len();
-        let line = arch::Board::interrupt(vm, arch::Board::VIRTIO.gsi(index))?;
+        let line = Line::new(vm, arch::Board::VIRTIO.gsi(index));
         let transport = Transport::new(device, memory.clone(), line).map_err(MachineError::Event)?;
         // With an ioeventfd, a vCPU that notifies the device does not exit to Tally.
         let notify = IoEventAddress::Mmio(arch::Board::VIRTIO.address(index) + Transport::NOTIFY);
@@ -109,15 +110,26 @@ impl DeviceServer {
 
 /// Waits until the driver notifies the device, or for what else the device awaits.
 fn wait(transport: &Transport, more: Vec<(BorrowedFd, PollFlags)>) -> io::Result<()> {
+    // One system call is enough to wait for the driver alone.
+    if more.is_empty() || is_notified(transport, more)? {
+        match transport.kick().read() {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+            Ok(_) | Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Waits for the driver and for what else the device awaits. Returns true if the driver has notified the device.
+fn is_notified(transport: &Transport, more: Vec<(BorrowedFd, PollFlags)>) -> io::Result<bool> {
     // SAFETY: the transport, which is borrowed here, keeps it open.
     let kick = unsafe { BorrowedFd::borrow_raw(transport.kick().as_raw_fd()) };
     let all = std::iter::once((kick, PollFlags::IN)).chain(more);
     let mut all: Vec<_> = all.map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)).collect();
     match poll(&mut all, None) {
-        Ok(_) | Err(Errno::INTR) => {}
-        Err(error) => return Err(error.into()),
+        Ok(_) | Err(Errno::INTR) => {
+            Ok(all.first().is_some_and(|kick| kick.revents().contains(PollFlags::IN)))
+        }
+        Err(error) => Err(error.into()),
     }
-    // The eventfd is non-blocking: reading fails if it was read already.
-    let _ = transport.kick().read();
-    Ok(())
 }

@@ -117,9 +117,12 @@ fn signals_this_process(calls: &mut Calls, call: i64) {
     calls.allow_if(call, &[Argument { number: 0, is: Is::Equal(std::process::id()) }]);
 }
 
-/// Interrupts for the guest, by an eventfd or a request to KVM.
+/// Request to KVM by which a device interrupts the guest.
+const KVM_IRQ_LINE: u32 = 0x4008_ae61;
+
+/// Interrupts for the guest.
 fn interrupts(calls: &mut Calls) {
-    requests(calls, arch::INTERRUPT);
+    requests(calls, &[KVM_IRQ_LINE]);
 }
 
 /// Requests of `ioctl`. All 32 bits are compared, which is as many as the kernel looks at: two requests may differ in
@@ -177,7 +180,7 @@ fn runs_a_vcpu(calls: &mut Calls) {
     has_events_opened(calls);
     requests(calls, arch::VCPU);
     requests(calls, arch::SAVE_VCPU);
-    requests(calls, arch::INTERRUPT);
+    requests(calls, &[KVM_IRQ_LINE]);
     calls.allow(&[
         libc::SYS_getcpu,
         libc::SYS_pread64,
@@ -460,10 +463,10 @@ mod tests {
     #[test]
     fn all_bits_of_a_request_are_compared() {
         let requests = |calls: &[&[u32]]| calls.concat();
-        let of_vcpus = [&[arch::KVM_RUN][..], arch::VCPU, arch::SAVE_VCPU, arch::INTERRUPT, &PERF_REQUESTS];
+        let of_vcpus = [&[arch::KVM_RUN][..], arch::VCPU, arch::SAVE_VCPU, &[KVM_IRQ_LINE], &PERF_REQUESTS];
         for (thread, requests) in [
             (Thread::Vcpu, requests(&of_vcpus)),
-            (Thread::Saver, requests(&[arch::SAVE, arch::INTERRUPT])),
+            (Thread::Saver, requests(&[arch::SAVE, &[KVM_IRQ_LINE]])),
             (Thread::Control, requests(&[arch::SAVE, arch::FINGERPRINT, &PERF_REQUESTS])),
         ] {
             let calls = of(thread, &[]);

@@ -16,6 +16,15 @@ use super::{Buffers, PIECE, Reader, Writer};
 /// Maximum number of buffers of a system call. A piece of pages that are nowhere side by side needs 33.
 const MAX_BUFFERS: usize = 40;
 
+/// What a system call has transferred.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moved {
+    /// The number of bytes.
+    pub bytes: usize,
+    /// There was room for more.
+    pub is_short: bool,
+}
+
 /// Parts of the guest's memory for a system call.
 struct Parts {
     all: [iovec; MAX_BUFFERS],
@@ -26,6 +35,11 @@ impl Parts {
     /// Returns the number of parts, as system calls take it.
     fn number(&self) -> c_int {
         c_int::try_from(self.number).expect("they are few")
+    }
+
+    /// Returns the number of bytes.
+    fn bytes(&self) -> usize {
+        self.all[..self.number].iter().map(|part| part.iov_len).sum()
     }
 
     /// Adds a part, to the last one if it is right behind that. Returns false if there are too many.
@@ -45,14 +59,14 @@ impl Parts {
 impl Buffers<'_> {
     /// Calls `transfer` with the next buffers, up to `count` bytes and a piece, while the registers are locked. It
     /// returns the number of bytes that it has transferred, or a negative number after an error.
-    fn transfer(&mut self, count: usize, transfer: impl FnOnce(&Parts) -> isize) -> io::Result<usize> {
+    fn transfer(&mut self, count: usize, transfer: impl FnOnce(&Parts) -> isize) -> io::Result<Moved> {
         let parts = self.parts(count.min(PIECE));
         let done = self.session.access(|| match usize::try_from(transfer(&parts)) {
             Ok(done) => Ok(done),
             Err(_) => Err(io::Error::last_os_error()),
         })??;
         self.skip(done);
-        Ok(done)
+        Ok(Moved { bytes: done, is_short: done < parts.bytes() })
     }
 
     fn parts(&self, count: usize) -> Parts {
@@ -85,15 +99,15 @@ impl Buffers<'_> {
 }
 
 impl Writer<'_> {
-    /// Reads from a file into the next buffers: up to `count` bytes, and no more than one piece. Returns the number of
-    /// bytes, 0 at the end of the file.
+    /// Reads from a file into the next buffers: up to `count` bytes, and no more than one piece. Returns what it has
+    /// read, nothing at the end of the file.
     pub fn read_from(
         &mut self,
         file: &File,
         offset: u64,
         count: usize,
         flags: ReadWriteFlags,
-    ) -> io::Result<usize> {
+    ) -> io::Result<Moved> {
         let (file, offset, flags) = arguments(file, offset, flags)?;
         self.0.transfer(count, |parts| {
             // SAFETY: Each part is of the guest's memory, which stays mapped while the transport is borrowed. As with
@@ -104,15 +118,15 @@ impl Writer<'_> {
 }
 
 impl Reader<'_> {
-    /// Writes to a file from the next buffers: up to `count` bytes, and no more than one piece. Returns the number of
-    /// bytes.
+    /// Writes to a file from the next buffers: up to `count` bytes, and no more than one piece. Returns what it has
+    /// written.
     pub fn write_to(
         &mut self,
         file: &File,
         offset: u64,
         count: usize,
         flags: ReadWriteFlags,
-    ) -> io::Result<usize> {
+    ) -> io::Result<Moved> {
         let (file, offset, flags) = arguments(file, offset, flags)?;
         self.0.transfer(count, |parts| {
             // SAFETY: Each part is of the guest's memory, which stays mapped while the transport is borrowed. It is
@@ -165,10 +179,10 @@ mod tests {
         let file = file(b"the content");
         let reply = with_request(b"", 20, |_, request| {
             let writer = &mut request.writer;
-            assert_eq!(writer.read_from(&file, 4, 3, PLAIN).unwrap(), 3);
+            assert_eq!(writer.read_from(&file, 4, 3, PLAIN).unwrap(), Moved { bytes: 3, is_short: false });
             assert_eq!(writer.available_bytes(), 17);
-            assert_eq!(writer.read_from(&file, 7, 100, PLAIN).unwrap(), 4);
-            assert_eq!(writer.read_from(&file, 11, 100, PLAIN).unwrap(), 0);
+            assert_eq!(writer.read_from(&file, 7, 100, PLAIN).unwrap(), Moved { bytes: 4, is_short: true });
+            assert_eq!(writer.read_from(&file, 11, 100, PLAIN).unwrap(), Moved { bytes: 0, is_short: true });
         });
         assert_eq!(reply, b"content\0\0\0\0\0\0\0\0\0\0\0\0\0");
     }
@@ -177,7 +191,8 @@ mod tests {
     fn a_piece_at_a_time_is_transferred() {
         let file = file(&vec![7; 2 * PIECE]);
         let reply = with_request(b"", u32::try_from(2 * PIECE).unwrap(), |_, request| {
-            assert_eq!(request.writer.read_from(&file, 0, usize::MAX, PLAIN).unwrap(), PIECE);
+            let piece = Moved { bytes: PIECE, is_short: false };
+            assert_eq!(request.writer.read_from(&file, 0, usize::MAX, PLAIN).unwrap(), piece);
         });
         assert_eq!((reply[PIECE - 1], reply[PIECE]), (7, 0));
     }
@@ -186,8 +201,8 @@ mod tests {
     fn the_buffers_are_written_to_a_file() {
         let file = file(b"the content");
         with_request(b"no more", 0, |_, request| {
-            assert_eq!(request.reader.write_to(&file, 0, 2, PLAIN).unwrap(), 2);
-            assert_eq!(request.reader.write_to(&file, 3, 100, PLAIN).unwrap(), 5);
+            assert_eq!(request.reader.write_to(&file, 0, 2, PLAIN).unwrap().bytes, 2);
+            assert_eq!(request.reader.write_to(&file, 3, 100, PLAIN).unwrap().bytes, 5);
             assert_eq!(request.reader.available_bytes(), 0);
         });
         let mut content = [0; 12];
@@ -200,7 +215,7 @@ mod tests {
         let file = file(b"the content");
         let reply = with_request(b"request", 8, |driver, request| {
             driver.write(0x70, 0);
-            let reset = |done: io::Result<usize>| done.unwrap_err().kind() == ErrorKind::ConnectionReset;
+            let reset = |done: io::Result<Moved>| done.unwrap_err().kind() == ErrorKind::ConnectionReset;
             assert!(reset(request.writer.read_from(&file, 0, 8, PLAIN)));
             assert!(reset(request.reader.write_to(&file, 0, 7, PLAIN)));
         });

@@ -25,7 +25,6 @@ impl Transport {
     /// Requests that the device pauses until [`Self::resume`]. Returns at once.
     pub fn pause(&self) {
         self.state().pause = PauseState::Requested;
-        // An error means that the eventfd is readable already.
         let _ = self.kick.write(1);
     }
 

@@ -18,7 +18,6 @@ use tally_lab::figures::shares::{Measured, Monitor};
 use tally_lab::figures::watch::attention::{self, MAX_PER_SECOND, SOON};
 use tally_lab::figures::watch::outside;
 use tally_lab::figures::{commands, fleet, shares};
-use tally_lab::peer::MachineType;
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
@@ -37,7 +36,7 @@ pub fn tests() -> Vec<Test> {
         a_snapshot_is_written_and_restored_in_half_a_second,
         a_kernel_that_was_booted_before_boots_sooner_than_in_qemu,
         a_file_of_a_shared_folder_is_read_with_few_exits,
-        large_files_and_lists_of_a_shared_folder_take_less_time_than_with_virtiofsd,
+        shared_folders_take_less_time_than_with_virtiofsd,
         monitoring_every_second_costs_less_than_a_thousandth,
         starvation_is_reported_within_a_tenth_of_a_second,
         a_sample_from_outside_costs_little,
@@ -255,7 +254,7 @@ static SHARES: LazyLock<Vec<Measured>> = LazyLock::new(|| {
     shares::measure(
         &program("tally"),
         &program("share-workload"),
-        &[Monitor::Tally, Monitor::Virtiofsd(MachineType::Default)],
+        &[Monitor::Tally, Monitor::Virtiofsd],
         &mut Progress::stderr("lab"),
     )
     .unwrap_or_else(|error| panic!("{error}"))
@@ -274,11 +273,8 @@ fn a_file_of_a_shared_folder_is_read_with_few_exits() {
     }
 }
 
-/// Single small requests, one after the other, take longer than with virtiofsd on a bus with MSI.
-fn large_files_and_lists_of_a_shared_folder_take_less_time_than_with_virtiofsd() {
-    let is_meant =
-        |name: &str| ["100 MiB", "write 50 MiB", "`find`"].iter().any(|begin| name.starts_with(begin));
-    for work in shares::WORKS.into_iter().filter(|work| is_meant(work.name)) {
+fn shared_folders_take_less_time_than_with_virtiofsd() {
+    for work in shares::WORKS {
         let [tally, peer] = costs_of(work);
         assert!(tally.seconds < peer.seconds, "{}: {tally:?} {peer:?}", work.name);
     }

@@ -29,10 +29,6 @@ pub const SAVE: &[u32] = &[
 ];
 /// What is asked of KVM about the processor that guests see: nothing, as the vCPUs' registers tell.
 pub const FINGERPRINT: &[u32] = &[];
-/// Requests by which a device interrupts the guest.
-pub const INTERRUPT: &[u32] = &[
-    0x4008_ae61, // KVM_IRQ_LINE
-];
 
 // Calls that older architectures have beside these.
 pub const POLL: &[i64] = &[];

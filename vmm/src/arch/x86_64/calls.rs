@@ -40,8 +40,6 @@ pub const FINGERPRINT: &[u32] = &[
     0xae03,      // KVM_CHECK_EXTENSION
     0xc008_ae05, // KVM_GET_SUPPORTED_CPUID
 ];
-/// Requests by which a device interrupts the guest: none, as it writes to an eventfd.
-pub const INTERRUPT: &[u32] = &[];
 
 // The C library uses these where newer architectures have only one call with more arguments.
 pub const POLL: &[i64] = &[libc::SYS_poll];

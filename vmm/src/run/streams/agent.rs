@@ -425,7 +425,6 @@ impl Subscriber for Agent {
         }
         for eventfd in [&self.pause_requests.wake, self.transport.kick()] {
             if ready.has(eventfd) {
-                // Non-blocking: an error means that it was read already.
                 let _ = eventfd.read();
             }
         }

@@ -4,7 +4,9 @@
 //! The host has one CPU, so the times include all work, also that of the devices' threads and of the peers' servers.
 
 use std::fmt::Write;
+use std::panic::resume_unwind;
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
 use guest_images::cache::Cache;
@@ -20,8 +22,8 @@ use crate::simulator::tools;
 /// Size of the file that is read.
 const MIB: u32 = 100;
 /// The small files: so many folders, each with so many.
-const FOLDERS: u32 = 100;
-const FILES: u32 = 200;
+const FOLDERS: u32 = 50;
+const FILES: u32 = 100;
 /// Number of reads at random places.
 const READS: u32 = 2_000;
 /// What is written, in large and in small pieces.
@@ -46,10 +48,10 @@ pub const WORKS: [Work; 10] = [
     Work::reading("2,000 x 4 KiB at random", "/tmp/share-workload random file $READS"),
     Work::writing("write 50 MiB by 1 MiB", "$BUSYBOX dd if=/dev/zero of=new bs=1M count=$WRITTEN_MIB"),
     Work::writing("write 1,000 x 4 KiB", "$BUSYBOX dd if=/dev/zero of=new bs=4k count=$WRITES"),
-    Work::reading("`find`, 20,000 files", "$BUSYBOX find many"),
-    Work::reading("`stat`, 20,000 files", "/tmp/share-workload stat many $FOLDERS $FILES"),
+    Work::reading("`find`, 5,000 files", "$BUSYBOX find many"),
+    Work::reading("`stat`, 5,000 files", "/tmp/share-workload stat many $FOLDERS $FILES"),
     // Of the folders whose numbers begin with a one.
-    Work::reading("`tar`, 2,400 files", "$BUSYBOX tar -c -f - many/1*"),
+    Work::reading("`tar`, 1,100 files", "$BUSYBOX tar -c -f - many/1*"),
     Work::reading("`python3 -c pass`", "$BUSYBOX chroot debian /usr/bin/python3.11 -c pass"),
     Work::reading("`perf --version`", "$BUSYBOX chroot debian /usr/bin/perf --version"),
 ];
@@ -81,22 +83,15 @@ pub enum Monitor {
     Tally,
     /// `tally run --root /`, which needs the default guest's kernel for its overlay.
     TallyRoot,
-    /// QEMU's own server with this cache, and the small kernel.
-    NineP { cache: &'static str },
-    /// virtiofsd with the small kernel on `microvm`, or with the default guest's on `pc`, whose interrupts cost no exit
-    /// to user space.
-    Virtiofsd(MachineType),
+    /// QEMU's own server with the small kernel, and with `cache=loose`, its best setting. Without a cache, a guest
+    /// keeps nothing of what it reads, and is many times as slow.
+    NineP,
+    /// virtiofsd with the default guest's kernel on `pc`. On `microvm` each interrupt would be QEMU's main loop's work.
+    Virtiofsd,
 }
 
 /// All of them, Tally's first.
-pub const MONITORS: [Monitor; 6] = [
-    Monitor::Tally,
-    Monitor::TallyRoot,
-    Monitor::NineP { cache: "none" },
-    Monitor::NineP { cache: "loose" },
-    Monitor::Virtiofsd(MachineType::Microvm),
-    Monitor::Virtiofsd(MachineType::Default),
-];
+pub const MONITORS: [Monitor; 4] = [Monitor::Tally, Monitor::TallyRoot, Monitor::NineP, Monitor::Virtiofsd];
 
 impl Monitor {
     /// Returns the name, without spaces.
@@ -104,14 +99,33 @@ impl Monitor {
         match self {
             Self::Tally => "tally".to_owned(),
             Self::TallyRoot => "tally,root".to_owned(),
-            Self::NineP { cache } => format!("microvm,9p,cache={cache}"),
-            Self::Virtiofsd(machine) => format!("{},virtiofsd", machine.name()),
+            Self::NineP => format!("{},9p", MachineType::Microvm.name()),
+            Self::Virtiofsd => format!("{},virtiofsd", MachineType::Default.name()),
         }
     }
 
     /// Returns true if what is written in its guest reaches the host.
     pub fn writes(self) -> bool {
         self != Self::TallyRoot
+    }
+
+    /// Returns the arguments of the script.
+    fn arguments(self) -> [String; 3] {
+        let numbers = WORKS.iter().enumerate().filter(|(_, work)| self.writes() || !work.writes);
+        let numbers: Vec<String> = numbers.map(|(number, _)| number.to_string()).collect();
+        [self.preparation(), numbers.join(" "), self.command()]
+    }
+
+    /// Returns the command before it, which makes the template of Tally's guest.
+    fn preparation(self) -> String {
+        match self {
+            Self::Tally => {
+                format!("./tally run --kernel small --share {FOLDER}:rw -- true </dev/null || exit")
+            }
+            Self::TallyRoot => "./tally run --root / -- true </dev/null || exit".to_owned(),
+            Self::NineP => String::new(),
+            Self::Virtiofsd => "virtiofsd".to_owned(),
+        }
     }
 
     /// Returns the command that does the work in its guest.
@@ -122,40 +136,59 @@ impl Monitor {
         match self {
             Self::Tally => format!("./tally run --kernel small --share {FOLDER}:rw -- {work} all"),
             Self::TallyRoot => format!("./tally run --root / -- {work}"),
-            Self::NineP { cache } => {
-                let options = format!("-t 9p -o trans=virtio,version=9p2000.L,msize=524288,cache={cache}");
+            Self::NineP => {
+                let options = "-t 9p -o trans=virtio,version=9p2000.L,msize=524288,cache=loose";
                 let folder = Folder { kernel: "small", path: FOLDER, tag: "shared", by: Sharing::NineP };
-                peer::linux_with_folder(MachineType::Microvm, &folder, &["sh", "-c", &mounted(&options)])
+                peer::linux_with_folder(MachineType::Microvm, &folder, &["sh", "-c", &mounted(options)])
             }
-            Self::Virtiofsd(machine) => {
-                let (kernel, begin) = match machine {
-                    MachineType::Microvm => ("small", ""),
-                    MachineType::Default => ("guest/kernel", DRIVERS),
-                };
-                let folder =
-                    Folder { kernel, path: "virtiofsd.socket", tag: "shared", by: Sharing::Virtiofsd };
-                let work = format!("{begin}{}", mounted("-t virtiofs"));
-                peer::linux_with_folder(machine, &folder, &["sh", "-c", &work])
+            Self::Virtiofsd => {
+                let (kernel, path, by) = ("guest/kernel", "virtiofsd.socket", Sharing::Virtiofsd);
+                let folder = Folder { kernel, path, tag: "shared", by };
+                let work = format!("{DRIVERS}{}", mounted("-t virtiofs"));
+                peer::linux_with_folder(MachineType::Default, &folder, &["sh", "-c", &work])
             }
         }
     }
 }
 
 /// Cost of some work with one monitor.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Measured {
     pub monitor: Monitor,
     pub work: Work,
     pub cost: Cost,
 }
 
-/// Measures these monitors.
+/// Measures these monitors, each on a host of its own: as many at a time as this machine has cores.
 pub fn measure(
     tally: &Path,
     workload: &Path,
     monitors: &[Monitor],
     progress: &mut Progress,
 ) -> Result<Vec<Measured>> {
+    let scenario = scenario(tally, workload, progress)?;
+    progress.long_step("working in shared folders");
+    thread::scope(|scope| {
+        let begin = |monitor: &Monitor| {
+            let (monitor, scenario) = (*monitor, scenario.clone().arguments(monitor.arguments()));
+            scope.spawn(move || work_with(monitor, &scenario))
+        };
+        let threads: Vec<_> = monitors.iter().map(begin).collect();
+        let ended =
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        Ok(ended.collect::<Result<Vec<_>>>()?.concat())
+    })
+}
+
+/// Does all work with a monitor.
+fn work_with(monitor: Monitor, scenario: &Scenario) -> Result<Vec<Measured>> {
+    let text = super::output::run(scenario, &mut Progress::silent())?;
+    let measured: Option<Vec<_>> = text.lines().map(|line| measured(line, monitor)).collect();
+    measured.filter(|all| !all.is_empty()).ok_or_else(|| super::output::unreadable(&text))
+}
+
+/// Returns what measures the monitor that arguments name.
+fn scenario(tally: &Path, workload: &Path, progress: &mut Progress) -> Result<Scenario> {
     tools::ensure(&small_kernel_needs(), progress)?;
     let small = small_kernel(&Cache::open()?, progress)?;
     let python = packed::archive_of(
@@ -167,9 +200,9 @@ pub fn measure(
     let server = packed::archive_of("virtiofsd", &[], Suite::Trixie, progress)?;
     let drivers = pci_drivers(progress)?;
     let drivers: Vec<_> = drivers.iter().map(|(name, content)| (name.as_str(), content.as_slice())).collect();
-    let scenario = Scenario::with_all_counters(script(monitors))
+    Scenario::with_all_counters(script())
         .named("figures shares")
-        .limit(Duration::from_mins(90))
+        .limit(Duration::from_mins(30))
         .memory_mib(3 << 10)
         .file(tally, "tally")
         .file(workload, "shared/share-workload")
@@ -177,10 +210,7 @@ pub fn measure(
         .file(python, "python.tar")
         .file(server, "virtiofsd.tar")
         .file(small.image, "small")
-        .guest_with(Suite::default(), &drivers, progress)?;
-    let text = super::output::run(&scenario, progress)?;
-    let measured: Option<Vec<_>> = text.lines().map(|line| measured(line, monitors)).collect();
-    measured.filter(|all| !all.is_empty()).ok_or_else(|| super::output::unreadable(&text))
+        .guest_with(Suite::default(), &drivers, progress)
 }
 
 /// Where the folder is on the host, and in all guests.
@@ -207,7 +237,8 @@ const MARKED_PORT: &str = "0x80";
 const MARK: &str = "0x7a";
 
 /// Returns the guest's script. The guest touches most of its memory first, so that the host has allocated the memory
-/// before the work; and has the programs that do the work in its memory.
+/// before the work; and has the programs that do the work in its memory. Before each work it pauses, so that the host
+/// has freed what was removed.
 fn work() -> String {
     let mut works = String::new();
     for work in WORKS {
@@ -225,6 +256,7 @@ dd if=/dev/zero of=/dev/null bs=300M count=1 2>/dev/null
 work() {{
     rm -f new
     echo 3 >/proc/sys/vm/drop_caches
+    sleep 0.1
     /tmp/outb {MARKED_PORT} {MARK}
     \"$@\" >/dev/null 2>/tmp/said || {{ echo \"$@\"; cat /tmp/said; exit 1; }}
     /tmp/outb {MARKED_PORT} {MARK}
@@ -234,15 +266,14 @@ work() {{
     )
 }
 
-/// Returns the script, which prints `MONITOR WORK EXITS SECONDS` for each monitor and each number of a work that it
-/// does. A guest marks the start and the end of each by writes to an unused I/O port.
-fn script(monitors: &[Monitor]) -> String {
-    let mut script = format!(
+/// Returns the script. Its arguments are what prepares a monitor, the numbers of the work that it does, and its
+/// command. It prints `WORK EXITS SECONDS` for each. The guest marks the start and the end of each by writes to an
+/// unused I/O port. Only these and the exits to user space are traced: tracing takes time, too.
+fn script() -> String {
+    format!(
         "export TALLY_CACHE=/scenario/cache TALLY_BOOT=
 T=/sys/kernel/tracing
 echo 65536 >$T/buffer_size_kb
-echo 'cmd == 0xae80' >$T/events/syscalls/sys_enter_ioctl/filter
-echo 1 >$T/events/syscalls/sys_enter_ioctl/enable
 echo 'port == {MARKED_PORT} && val == {MARK}' >$T/events/kvm/kvm_pio/filter
 mkdir -p shared/debian virtiofsd
 cd shared
@@ -270,40 +301,27 @@ virtiofsd() {{
         --socket-path virtiofsd.socket --shared-dir {FOLDER} --sandbox none --seccomp none >served 2>&1 &
     until [ -S virtiofsd.socket ]; do kill -0 $! || {{ cat served >&2; exit 1; }}; sleep 0.01; done
 }}
-measure() {{
-    name=$1 works=$2; shift 2
-    echo >$T/trace
-    echo 1 >$T/events/kvm/kvm_pio/enable
-    \"$@\" </dev/null >said 2>&1 && ! grep -q '^tally: status [1-9]' said || {{ echo $name; cat said served; exit 1; }} >&2
-    echo 0 >$T/events/kvm/kvm_pio/enable
-    awk -v name=$name -v works=\"$works\" '
-        function at() {{ match($0, /[0-9]+\\.[0-9]+: /); return substr($0, RSTART, RLENGTH - 2) }}
-        /sys_ioctl/ {{ exits++ }}
-        /kvm_pio/ {{
-            if (marks++ % 2) print name, work[marks / 2], exits, at() - begin
-            else {{ begin = at(); exits = 0; split(works, work, \" \") }}
-        }}' $T/trace
-}}
-# The templates, and the unpacked kernels.
-./tally run --root / -- true </dev/null || exit
-./tally run --kernel small --share {FOLDER} -- true </dev/null || exit
+eval \"$1\"
+trace() {{ for event in kvm_pio kvm_userspace_exit; do echo $1 >$T/events/kvm/$event/enable; done; }}
+trace 1
+sh -c \"$3\" </dev/null >said 2>&1 && ! grep -q '^tally: status [1-9]' said || {{ cat said served; exit 1; }} >&2
+trace 0
+awk -v works=\"$2\" '
+    function at() {{ match($0, /[0-9]+\\.[0-9]+: /); return substr($0, RSTART, RLENGTH - 2) }}
+    /kvm_userspace_exit/ {{ exits++ }}
+    /kvm_pio/ {{
+        if (marks++ % 2) print work[marks / 2], exits, at() - begin
+        else {{ begin = at(); exits = 0; split(works, work, \" \") }}
+    }}' $T/trace
 ",
         work = work(),
-    );
-    for monitor in monitors {
-        let numbers = WORKS.iter().enumerate().filter(|(_, work)| monitor.writes() || !work.writes);
-        let numbers: Vec<String> = numbers.map(|(number, _)| number.to_string()).collect();
-        let server = if matches!(monitor, Monitor::Virtiofsd(_)) { "virtiofsd\n" } else { "" };
-        writeln!(script, "{server}measure {} '{}' {}", monitor.name(), numbers.join(" "), monitor.command())
-            .expect("writing to a string cannot fail");
-    }
-    script
+    )
 }
 
-fn measured(line: &str, monitors: &[Monitor]) -> Option<Measured> {
-    let [name, work, exits, seconds] = line.split(' ').collect::<Vec<_>>()[..] else { return None };
+fn measured(line: &str, monitor: Monitor) -> Option<Measured> {
+    let [work, exits, seconds] = line.split(' ').collect::<Vec<_>>()[..] else { return None };
     Some(Measured {
-        monitor: *monitors.iter().find(|monitor| monitor.name() == name)?,
+        monitor,
         work: *WORKS.get(work.parse::<usize>().ok()?)?,
         cost: Cost { exits: exits.parse().ok()?, seconds: seconds.parse().ok()? },
     })

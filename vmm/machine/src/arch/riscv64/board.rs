@@ -1,11 +1,11 @@
 //! The parts of a RISC-V machine other than memory and virtio devices: interrupt controllers, a serial port, the device
 //! tree, and the vCPUs' features.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use devices::virtio::MmioBus;
-use devices::{DebugExit, End, Interrupt, PortDevice, Serial};
+use devices::{DebugExit, End, PortDevice, Serial};
 use kvm_bindings::{
     KVM_RISCV_SBI_EXT_ID_KVM_RISCV_SBI_EXT_DBCN as CONSOLE, KVM_RISCV_SBI_EXT_ID_KVM_RISCV_SBI_EXT_PMU as PMU,
 };
@@ -61,11 +61,6 @@ impl Board {
     /// Returns the guest-physical ranges of RAM of this size: first addresses and lengths.
     pub fn ram(size: u64) -> Vec<(u64, u64)> {
         memory::ranges(size)
-    }
-
-    /// Creates the object through which a device raises this interrupt line.
-    pub fn interrupt(vm: &Arc<VmFd>, gsi: u32) -> Result<impl Interrupt + 'static, MachineError> {
-        Ok(Line { vm: Arc::clone(vm), gsi })
     }
 
     /// Does nothing: KVM requires no part of the VM before the first vCPU here.
@@ -278,22 +273,6 @@ fn within(address: u64, base: u64, len: u64, width: usize) -> Option<u16> {
     let end = offset.checked_add(width as u64)?;
     (end <= len).then_some(())?;
     u16::try_from(offset).ok()
-}
-
-/// A device's interrupt line.
-///
-/// It uses `KVM_IRQ_LINE` instead of an irqfd: for an irqfd, KVM raises the line and never lowers it, so the APLIC
-/// would see only the first rising edge.
-struct Line {
-    vm: Arc<VmFd>,
-    gsi: u32,
-}
-
-impl Interrupt for Line {
-    fn raise(&self) -> io::Result<()> {
-        self.vm.set_irq_line(self.gsi, true)?;
-        Ok(self.vm.set_irq_line(self.gsi, false)?)
-    }
 }
 
 #[cfg(test)]

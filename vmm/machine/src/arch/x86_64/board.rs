@@ -4,10 +4,9 @@
 use std::sync::Arc;
 
 use devices::virtio::MmioBus;
-use devices::{AcpiSleep, DebugExit, End, FwCfg, Interrupt, Overlap, PortBus, ResetOn, Serial};
+use devices::{AcpiSleep, DebugExit, End, FwCfg, Overlap, PortBus, ResetOn, Serial};
 use kvm_bindings::{CpuId, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
-use vmm_sys_util::eventfd::EventFd;
 
 use super::coalescing::Coalescing;
 use super::fingerprint::Fingerprint;
@@ -60,13 +59,6 @@ impl Board {
     /// Returns the guest-physical ranges of RAM of this size: first addresses and lengths.
     pub fn ram(size: u64) -> Vec<(u64, u64)> {
         memory::ranges(size)
-    }
-
-    /// Creates the object through which a device raises this interrupt line.
-    pub fn interrupt(vm: &Arc<VmFd>, gsi: u32) -> Result<impl Interrupt + 'static, MachineError> {
-        let event = EventFd::new(libc::EFD_NONBLOCK).map_err(MachineError::Event)?;
-        vm.register_irqfd(&event, gsi).operation("connect a device's interrupt")?;
-        Ok(event)
     }
 
     /// Creates the parts of the VM that KVM requires before the first vCPU is created.
