@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use guest_images::cache::Cache;
 use guest_images::payloads::outb;
-use guest_images::{Error, Progress, Suite, modules, small_kernel, small_kernel_needs};
+use guest_images::{Error, Progress, Suite, kernel_needs, modules, small_kernel};
 
 use super::commands::Cost;
 use crate::error::Result;
@@ -156,7 +156,7 @@ pub fn measure(
     monitors: &[Monitor],
     progress: &mut Progress,
 ) -> Result<Vec<Measured>> {
-    tools::ensure(&small_kernel_needs(), progress)?;
+    tools::ensure(&kernel_needs(), progress)?;
     let small = small_kernel(&Cache::open()?, progress)?;
     let python = packed::archive_of(
         "python3.11-minimal",
