@@ -4,16 +4,17 @@
 
 use std::time::Duration;
 
-/// The shortest tick that Linux has.
-const TICK: Duration = Duration::from_millis(1);
+/// The shortest tick that Linux has, in nanoseconds.
+const TICK: u64 = 1_000_000;
 /// Twice the longest one: what was longer ago is in no tick of now.
-const REMEMBERED: Duration = Duration::from_millis(20);
+const REMEMBERED: u64 = 20 * TICK;
 
 /// How often an event's alarms have expired of late: a bucket of time that drains as time passes, and to which each
 /// alarm adds the source's least interval.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Load {
-    level: Duration,
+    /// In nanoseconds, which are cheaper than seconds and nanoseconds.
+    level: u64,
     /// Time of the last alarm.
     last_alarm: Duration,
     /// The event counts on if its last alarm is left to repeat.
@@ -27,7 +28,9 @@ impl Load {
     /// In a tick, there are at most as many alarms as are in the bucket and as it was emptied of meanwhile. If these
     /// are less than a tick each, they are fewer than the host permits, and the alarm may be left to repeat.
     pub fn add_alarm(&mut self, now: Duration, least_interval: Duration) {
-        let since = now.saturating_sub(std::mem::replace(&mut self.last_alarm, now));
+        let since = nanoseconds(now).saturating_sub(nanoseconds(self.last_alarm));
+        self.last_alarm = now;
+        let least_interval = nanoseconds(least_interval);
         self.level = self.level.saturating_sub(since).saturating_add(least_interval).min(REMEMBERED);
         self.may_repeat = self.level.saturating_add(least_interval) <= TICK;
     }
@@ -41,6 +44,11 @@ impl Load {
     pub fn may_repeat(&self) -> bool {
         self.may_repeat
     }
+}
+
+/// Returns a time in nanoseconds: there are enough for 584 years.
+fn nanoseconds(time: Duration) -> u64 {
+    time.as_secs().saturating_mul(1_000_000_000).saturating_add(time.subsec_nanos().into())
 }
 
 #[cfg(test)]

@@ -24,6 +24,8 @@ pub struct SharedPage {
 /// What the VMM keeps of a shared page.
 struct State {
     registers: Registers,
+    /// The slot of each counter, by its number.
+    slots_of_counters: Vec<Option<usize>>,
     used: Use,
     /// The page shows all registers as they are, except the status and counters that have run since.
     is_shown: bool,
@@ -49,8 +51,12 @@ enum Use {
 impl SharedPage {
     /// Creates a page that is not in use yet, in this memory of the guest's.
     pub fn new(registers: Registers, memory: Box<dyn Deref<Target = Page>>) -> Self {
+        let counters = registers.slots.iter().filter_map(|slot| slot.counter);
+        let slot_of = |counter| registers.slots.iter().position(|slot| slot.counter == Some(counter));
+        let slots_of_counters = (0..counters.max().map_or(0, |last| last + 1)).map(slot_of).collect();
         let state = State {
             registers,
+            slots_of_counters,
             used: Use::None,
             is_shown: false,
             have_run: 0,
@@ -208,17 +214,15 @@ impl State {
     fn show<S: Source>(&mut self, page: &Page, model: &mut dyn Model<S>) {
         let (unit, is_shown) = (model.unit(), std::mem::replace(&mut self.is_shown, true));
         self.hardware_changed = unit.bank.hardware().changed();
-        let slots = || self.registers.slots.iter().zip(page.shown.iter().zip(&page.no_exit_range));
         // A counter that stands still has the value that the page shows.
         let have_run = std::mem::take(&mut self.have_run) | unit.running();
         let changed = if is_shown { have_run } else { unit.all() };
-        for (slot, (shown, range)) in slots() {
-            if let Some(counter) = slot.counter.filter(|counter| changed & 1 << counter != 0) {
-                shown.store(unit.bank.value(counter), Relaxed);
-                if let Some(values) = unit.bank.no_exit_values(counter) {
-                    range[0].store(*values.start(), Relaxed);
-                    range[1].store(*values.end(), Relaxed);
-                }
+        for counter in members(changed & first(self.slots_of_counters.len())) {
+            let Some(slot) = self.slots_of_counters[counter] else { continue };
+            page.shown[slot].store(unit.bank.value(counter), Relaxed);
+            if let Some(values) = unit.bank.no_exit_values(counter) {
+                page.no_exit_range[slot][0].store(*values.start(), Relaxed);
+                page.no_exit_range[slot][1].store(*values.end(), Relaxed);
             }
         }
         let mut read = |register, shown: &AtomicU64| {
@@ -228,7 +232,8 @@ impl State {
         };
         read(self.registers.status, &page.shown[self.registers.slots.len()]);
         if !is_shown {
-            for (slot, (shown, range)) in slots().filter(|(slot, _)| slot.counter.is_none()) {
+            let slots = self.registers.slots.iter().zip(page.shown.iter().zip(&page.no_exit_range));
+            for (slot, (shown, range)) in slots.filter(|(slot, _)| slot.counter.is_none()) {
                 let value = read(slot.register, shown);
                 for end in range {
                     end.store(value, Relaxed);

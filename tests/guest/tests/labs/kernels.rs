@@ -5,7 +5,7 @@
 //! fewer guests, all in one boot.
 
 use guest_images::cache::Cache;
-use guest_images::{Progress, Suite, small_kernel, small_kernel_needs};
+use guest_images::{Progress, Suite, kernel_needs, small_kernel};
 use guest_tests::host::{self, Host};
 use guest_tests::lab::{OnEachHost, Results, StepOutput, Steps, with_installed_kernel};
 use guest_tests::suite::{Test, on_intel, second_tier, third_tier};
@@ -54,7 +54,7 @@ fn guest(name: &str) -> &'static StepOutput {
 fn boot(name: &'static str, vendor: &str) -> Results {
     let cache = Cache::open().expect("there is a cache");
     let mut progress = Progress::stderr("lab");
-    tally_lab::ensure(&small_kernel_needs(), &mut progress).unwrap_or_else(|error| panic!("{error}"));
+    tally_lab::ensure(&kernel_needs(), &mut progress).unwrap_or_else(|error| panic!("{error}"));
     let steps = with_installed_kernel(Steps::new(name).in_guest("loop", LOOP), "trixie", Suite::Trixie);
     let steps = with_installed_kernel(steps, "sid", Suite::Sid)
         .file(small_kernel(&cache, &mut progress).unwrap_or_else(|error| panic!("{error}")).image, "small");

@@ -15,6 +15,8 @@ pub mod riscv;
 #[cfg(target_arch = "x86_64")]
 pub mod shares;
 #[cfg(target_arch = "x86_64")]
+pub mod upstream;
+#[cfg(target_arch = "x86_64")]
 pub mod watch;
 
 pub use output::run;

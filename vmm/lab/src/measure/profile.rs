@@ -5,6 +5,7 @@ mod host;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::fs;
 
 use guest_images::{Arch, Progress};
 
@@ -19,8 +20,8 @@ use crate::simulator::board::Processor;
 const TRACED: u64 = 20_000_000;
 /// Number of overflows after which the trace begins: rates have found their periods by then.
 const OVERFLOWS_BEFORE: u32 = 300;
-/// Number of functions in the table.
-const FUNCTIONS: usize = 24;
+/// Functions with fewer instructions for an overflow are not in the table.
+const LEAST: u64 = 60;
 /// Number of things whose times are counted by the calls of a function.
 const COUNTED: usize = 3;
 
@@ -89,11 +90,14 @@ pub fn measure(
     }
     let host = host::of(arch);
     let symbols = host.symbols(progress)?;
+    let tally = fs::read(&programs.tally).map_err(Error::file("read", &programs.tally))?;
+    let of_tally = Symbols::of_program(&tally);
     let mut profiles = Vec::new();
     for &row in rows {
         progress.step(format!("profiling {} {}", row.workload, row.measure));
-        let trace = trace(host, &symbols, &(host.scenario)(row, programs, progress)?, progress)?;
-        profiles.push((row, Profile::new(host, &trace, &symbols)?));
+        let (trace, begin) = trace(host, &symbols, &(host.scenario)(row, programs, progress)?, progress)?;
+        let tally = Placed { symbols: &of_tally, begin: begin.filter(|_| arch == Arch::X86_64) };
+        profiles.push((row, Profile::new(host, &trace, &symbols, tally)?));
     }
     let mut text = table_of_parts(&profiles);
     for (row, profile) in profiles.iter().filter(|_| with_functions) {
@@ -102,13 +106,13 @@ pub fn measure(
     Ok(text)
 }
 
-/// Traces a host and a guest of Tally while a workload is sampled.
+/// Traces a host and a guest of Tally while a workload is sampled. Returns where Tally is in memory, too.
 fn trace(
     host: &ProfiledHost,
     symbols: &Symbols,
     scenario: &Scenario,
     progress: &mut Progress,
-) -> Result<Trace> {
+) -> Result<(Trace, Option<u64>)> {
     let flags =
         (host.flags)(symbols).ok_or_else(|| Error::NotProfiled("its kernel has no KVM".to_owned()))?;
     let (mut trace, mut stdout, mut stderr) = (Trace::new(TRACED, flags), Vec::new(), Vec::new());
@@ -116,10 +120,30 @@ fn trace(
         Streams { input: None, stdout: &mut stdout, stderr: &mut stderr, out: None, trace: Some(&mut trace) };
     let status = scenario.run_on(streams, progress)?;
     if status == 0 && trace.is_complete() {
-        Ok(trace)
+        let begin = String::from_utf8_lossy(&stdout).lines().find_map(|line| {
+            let begin = line.strip_prefix(host::PLACE)?.split('-').next()?;
+            u64::from_str_radix(begin, 16).ok()
+        });
+        Ok((trace, begin))
     } else {
         let said = String::from_utf8_lossy(&stderr);
         Err(Error::NotProfiled(said.trim().to_owned()))
+    }
+}
+
+/// Tally's functions, if the program has their names, and where it is in memory.
+#[derive(Clone, Copy)]
+struct Placed<'a> {
+    symbols: &'a Symbols,
+    begin: Option<u64>,
+}
+
+impl<'a> Placed<'a> {
+    /// Returns the function at an address, and whether that is its first.
+    fn function(self, address: u64) -> Option<(&'a Function, bool)> {
+        let address = address.checked_sub(self.begin?)?;
+        let function = self.symbols.function(address)?;
+        Some((function, function.start == address))
     }
 }
 
@@ -142,7 +166,12 @@ struct Cost {
 }
 
 impl<'a> Profile<'a> {
-    fn new(host: &'static ProfiledHost, trace: &Trace, symbols: &'a Symbols) -> Result<Self> {
+    fn new(
+        host: &'static ProfiledHost,
+        trace: &Trace,
+        symbols: &'a Symbols,
+        tally: Placed<'a>,
+    ) -> Result<Self> {
         let calls = |side, name| {
             let address = symbols.address(name);
             address
@@ -164,14 +193,22 @@ impl<'a> Profile<'a> {
             *number = calls(Side::Host, name)?;
         }
         for (side, address, times) in trace.all() {
-            let is_kernel = matches!(side, Side::Host | Side::Guest);
-            let function = symbols.function(address).filter(|_| is_kernel);
-            *profile.parts.entry((side, function.map_or(0, |function| part(side, function)))).or_default() +=
-                times;
-            if let Some(function) = function {
+            let function = match side {
+                Side::Host | Side::Guest => {
+                    symbols.function(address).map(|function| (function, function.start == address))
+                }
+                Side::HostProgram => tally.function(address),
+                Side::GuestProgram | Side::Firmware => None,
+            };
+            let part = match (side, function) {
+                (Side::Host | Side::Guest, Some((function, _))) => part(side, function),
+                _ => 0,
+            };
+            *profile.parts.entry((side, part)).or_default() += times;
+            if let Some((function, is_called)) = function {
                 let cost = profile.functions.entry((side, function)).or_default();
                 cost.instructions += times;
-                cost.calls += if address == function.start { times } else { 0 };
+                cost.calls += if is_called { times } else { 0 };
             }
         }
         Ok(profile)
@@ -185,13 +222,18 @@ impl<'a> Profile<'a> {
 
     fn table_of_functions(&self) -> String {
         let mut functions: Vec<_> = self.functions.iter().collect();
+        functions.retain(|(_, cost)| cost.instructions >= LEAST * self.interrupts);
         functions.sort_by_key(|(_, cost)| Reverse(cost.instructions));
         let line = |((side, function), cost): (&(Side, &Function), &Cost)| {
-            let whose = if *side == Side::Host { "the host" } else { "the guest" };
+            let whose = match side {
+                Side::Host => "the host",
+                Side::HostProgram => "Tally",
+                _ => "the guest",
+            };
             let [instructions, calls] = [cost.instructions, cost.calls].map(|number| self.each(number));
             format!("| `{}` | {whose} | {instructions:.0} | {calls:.1} |\n", function.name)
         };
-        let lines: Vec<String> = functions.into_iter().take(FUNCTIONS).map(line).collect();
+        let lines: Vec<String> = functions.into_iter().map(line).collect();
         format!("| function | of | instructions | calls |\n|---|---|---:|---:|\n{}", lines.concat())
     }
 }
@@ -262,9 +304,11 @@ mod tests {
             }
         }
         let symbols = Symbols::parse(SYMBOLS);
+        let of_tally = Symbols::parse("200 t after_exit\n");
+        let tally = Placed { symbols: &of_tally, begin: Some(0x40_0000) };
         let row = Row::new(Workload::Loop, "rate:4000:1".parse().expect("a measure"), Length::Usual);
         let profile =
-            Profile::new(host::of(Arch::X86_64), &trace, &symbols).expect("the guest is interrupted");
+            Profile::new(host::of(Arch::X86_64), &trace, &symbols, tally).expect("the guest is interrupted");
         let functions = profile.table_of_functions();
         table_of_parts(&[(row, profile)]) + &functions
     }
@@ -283,23 +327,26 @@ mod tests {
             ("5004", 0, 8),
             ("6000", 0, 2),
             ("400000", USER, 40),
+            ("400200", USER, 2),
+            ("400204", USER, 138),
         ]);
         for line in [
             "| the host's kernel: perf | 10 |",
             "| the host's kernel: KVM | 8 |",
-            "| Tally | 20 |",
+            "| Tally | 90 |",
             "| the guest's kernel: interrupts | 1 |",
             "| the guest's kernel: perf | 5 |",
-            "| together | 44 |",
+            "| together | 114 |",
             "| entries into the guest | 3.0 |",
             "| exits to user space | 1.0 |",
             "| system calls | 0.0 |",
             "| interrupts in the profile | 2 |",
-            "| `perf_event_overflow` | the host | 10 | 2.0 |",
+            "| `after_exit` | Tally | 70 | 1.0 |",
         ] {
             assert!(text.lines().any(|this| this == line), "{line} is not in\n{text}");
         }
         assert!(!text.contains("the rest"), "nothing of it was executed");
+        assert!(!text.contains("`perf_event_overflow`"), "it has few instructions");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Symbols of the simulated host's kernel.
+//! Symbols of the simulated host's kernel, and of programs there.
 //!
 //! Debian ships no `System.map`. But the addresses are the same at every boot, so they can be read in another boot,
 //! which takes seconds. They are needed only if a host hangs and does not answer.
@@ -6,6 +6,9 @@
 use std::fs;
 use std::ops::Range;
 
+use elf::ElfBytes;
+use elf::abi::STT_FUNC;
+use elf::endian::NativeEndian;
 use guest_images::cache::{Cache, Key};
 use guest_images::{Progress, Release};
 
@@ -63,6 +66,22 @@ impl Symbols {
             .collect();
         symbols.sort();
         Self(symbols)
+    }
+
+    /// Returns the functions of a program, at the addresses that its file says. There are none if it was stripped.
+    pub fn of_program(elf: &[u8]) -> Self {
+        let tables = ElfBytes::<NativeEndian>::minimal_parse(elf).and_then(|file| file.symbol_table());
+        let Ok(Some((table, names))) = tables else { return Self(Vec::new()) };
+        let functions = table.iter().filter(|symbol| symbol.st_symtype() == STT_FUNC);
+        let mut functions: Vec<Function> = functions
+            .filter_map(|symbol| {
+                let name = names.get(symbol.st_name as usize).ok()?;
+                let name = format!("{:#}", rustc_demangle::demangle(name));
+                Some(Function { start: symbol.st_value, name, module: None })
+            })
+            .collect();
+        functions.sort();
+        Self(functions)
     }
 
     pub fn function(&self, address: u64) -> Option<&Function> {

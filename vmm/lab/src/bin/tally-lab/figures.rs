@@ -44,6 +44,8 @@ pub enum Measured {
     Riscv,
     /// Event-based branches, beside signals.
     Ebb,
+    /// What changes of the host's kernel would save.
+    Upstream,
 }
 
 /// Measures, and prints the tables or writes them into a Markdown file.
@@ -60,6 +62,7 @@ pub fn measure(what: Measured, file: Option<&Path>, progress: &mut Progress) -> 
         Measured::Intel => ("intel", intel),
         Measured::Riscv => ("riscv", figures::riscv::measure),
         Measured::Ebb => ("ebb", branches),
+        Measured::Upstream => ("upstream", changes),
     };
     let command = format!("tally-lab figures {name}");
     published::measure(file, &command, || {
@@ -139,6 +142,11 @@ fn costs_on(processor: Processor, pmus: &[&'static str], progress: &mut Progress
     let programs = Programs { workload: beside::program("pmu-workload", progress)?, tally };
     let figures = figures::pmu::measure(processor, pmus, &programs, progress)?;
     Ok(figures::pmu::costs(&figures, |_, _, _| true))
+}
+
+/// Measures what changes of the host's kernel would save.
+fn changes(progress: &mut Progress) -> Result<String> {
+    figures::upstream::measure(&beside::program("kernel-changes", progress)?, progress)
 }
 
 /// Measures event-based branches, on hosts of both vendors.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use guest_images::cache::Cache;
 use guest_images::payloads::outb;
-use guest_images::{Error, Progress, Suite, modules, small_kernel, small_kernel_needs};
+use guest_images::{Error, Progress, Suite, kernel_needs, modules, small_kernel};
 
 use super::commands::Cost;
 use crate::error::Result;
@@ -189,7 +189,7 @@ fn work_with(monitor: Monitor, scenario: &Scenario) -> Result<Vec<Measured>> {
 
 /// Returns what measures the monitor that arguments name.
 fn scenario(tally: &Path, workload: &Path, progress: &mut Progress) -> Result<Scenario> {
-    tools::ensure(&small_kernel_needs(), progress)?;
+    tools::ensure(&kernel_needs(), progress)?;
     let small = small_kernel(&Cache::open()?, progress)?;
     let python = packed::archive_of(
         "python3.11-minimal",

@@ -43,6 +43,9 @@ pub const RISCV: ProfiledHost = ProfiledHost {
 /// The function by which a RISC-V host enters a guest.
 const GUEST_ENTRY: &str = "__kvm_riscv_switch_to";
 
+/// What the script prints before the first line of what Tally has in memory.
+pub const PLACE: &str = "tally is at ";
+
 impl ProfiledHost {
     /// The release whose kernel the host and the guest have: the symbols are those of both.
     fn release(&self) -> Release {
@@ -96,6 +99,7 @@ fn scenario(host: &ProfiledHost, interrupts: &str, command: &str) -> Scenario {
             kill -0 $! || exit 1
             sleep 0.02
         done
+        echo \"{PLACE}$(grep -m 1 /tally /proc/$!/maps)\"
         echo {MARK} >/dev/console
         wait $!"
     );
