@@ -284,7 +284,7 @@ impl Transport {
     }
 
     fn raise(&self) {
-        // If the write to the eventfd fails, an interrupt is pending already.
+        // There is nobody to tell, and the driver waits for the next one.
         let _ = self.interrupt.raise();
     }
 

@@ -305,6 +305,8 @@ fn main(calls: &mut Calls) {
     calls.allow(arch::RENAME);
     calls.allow(arch::UNLINK);
     signals_this_process(calls, libc::SYS_kill);
+    // What is typed interrupts the guest.
+    interrupts(calls);
     // The terminal's size and its process group.
     requests(calls, &[TIOCGWINSZ, TIOCGPGRP]);
 }
@@ -465,6 +467,7 @@ mod tests {
         let requests = |calls: &[&[u32]]| calls.concat();
         let of_vcpus = [&[arch::KVM_RUN][..], arch::VCPU, arch::SAVE_VCPU, &[KVM_IRQ_LINE], &PERF_REQUESTS];
         for (thread, requests) in [
+            (Thread::Main, requests(&[&[KVM_IRQ_LINE, TIOCGWINSZ, TIOCGPGRP]])),
             (Thread::Vcpu, requests(&of_vcpus)),
             (Thread::Saver, requests(&[arch::SAVE, &[KVM_IRQ_LINE]])),
             (Thread::Control, requests(&[arch::SAVE, arch::FINGERPRINT, &PERF_REQUESTS])),
