@@ -36,7 +36,7 @@ pub fn tests() -> Vec<Test> {
 }
 
 /// A watcher in the guest: it looks at files before and after the host has changed them.
-const WATCH: &str = "cd /scenario/changing; cat replaced removed written folder/file; ls appeared; echo ready; read go; sleep 1.3; \
+const WATCH: &str = "cd /scenario/changing; cat replaced removed written folder/file; ls appeared 2>&1; echo ready; read go; sleep 1.3; \
     for file in replaced removed written folder/file late; do echo $file: $(cat $file 2>&1); done";
 
 /// What the guest with the name `web` does: it can be saved when it has said `ready`.
