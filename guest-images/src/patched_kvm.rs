@@ -28,8 +28,8 @@ pub struct PatchedKvm {
     pub modules: [PathBuf; MODULES.len()],
 }
 
-/// Compiles KVM for a release's kernel, unless it is in the cache. This takes some minutes and, temporarily, 2 GB of disk
-/// space. The modules fit that kernel only.
+/// Compiles KVM for a release's kernel, unless it is in the cache. This takes some minutes and, temporarily, 2 GB of
+/// disk space. The modules fit that kernel only.
 pub fn patched_kvm(cache: &Cache, suite: Suite, patch: &str, progress: &mut Progress) -> Result<PatchedKvm> {
     let kernel = release_of(&guest::kernel(cache, suite, progress)?, suite)?;
     let key = Key::new("patched-kvm").with(RECIPE).with(&kernel).with(patch);

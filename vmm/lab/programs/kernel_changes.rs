@@ -1,6 +1,6 @@
-//! What a VMM with a virtual PMU would save if the host's kernel could do more: instructions of the host for an overflow
-//! that ends `KVM_RUN` by itself, for the next period of an event, for an event's page, and for an MSR whose value is in
-//! memory. KVM has to have the changes of `host/kvm.patch`, as it does for `tally-lab figures upstream`.
+//! What a VMM with a virtual PMU would save if the host's kernel could do more: instructions of the host for an
+//! overflow that ends `KVM_RUN` by itself, for the next period of an event, for an event's page, and for an MSR whose
+//! value is in memory. KVM has to have the changes of `host/kvm.patch`, as it does for `tally-lab figures upstream`.
 
 use std::error::Error;
 

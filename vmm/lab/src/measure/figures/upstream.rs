@@ -1,5 +1,5 @@
-//! What changes of the host's kernel would save a VMM with a virtual PMU: each beside what is done without it, by a small
-//! VMM on a simulated host whose KVM has the changes.
+//! What changes of the host's kernel would save a VMM with a virtual PMU: each beside what is done without it, by a
+//! small VMM on a simulated host whose KVM has the changes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
