@@ -78,7 +78,8 @@ impl KernelSource {
         let mut make = Command::new("make");
         make.arg("-C").arg(&self.source).arg(format!("O={}", self.objects.display()));
         make.arg(format!("HOSTCFLAGS=-I{}", self.usr.join("include").display()));
-        make.arg(format!("HOSTLDFLAGS=-L{}", self.usr.join("lib").display()));
+        // Linux 6.1 links objtool with what the first of these says last, Linux 6.12 with what the second says.
+        make.arg(format!("HOSTLDFLAGS=-L{} -lz", self.usr.join("lib").display()));
         make.arg("LIBELF_LIBS=-lelf -lz");
         // Keeps data of this machine out of the kernel, so that the build is reproducible.
         make.envs([
